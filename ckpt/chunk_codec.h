@@ -1,0 +1,58 @@
+// One chunk between memory and file: byte shuffle -> one zstd frame with its content size -> Fletcher32 of the
+// frame, as HDF5's filters 2, 32015 and 3 define them, so that stock tools read what we write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace shardwright::ckpt {
+
+/// How hard to compress. Decoding is the same for all.
+enum class Codec : std::uint8_t {
+  fast,   // Huffman-coded literals, hardly any matches (level -50, minMatch 7): best for weights and moments
+  small,  // zstd level 3
+  none,   // a frame of raw blocks
+};
+std::string_view name(Codec codec);
+/// "auto" is fast. Error(usage) names the known ones; "deflate" is said to be not built yet.
+Codec parse_codec(std::string_view text);
+
+inline constexpr std::uint64_t kMaxChunkBytes = 1u << 20;
+
+/// Encodes chunks; holds a zstd context and scratch, so keep one per thread.
+class ChunkEncoder {
+ public:
+  explicit ChunkEncoder(Codec codec);
+  ~ChunkEncoder();
+  ChunkEncoder(ChunkEncoder&&) noexcept;
+  /// Appends nothing: `stored` is replaced by the stored bytes of `raw` (frame, then 4 bytes of Fletcher32).
+  /// A chunk that would not shrink becomes a frame of raw blocks.
+  void encode(std::span<const std::byte> raw, std::size_t element_size, std::vector<std::byte>& stored);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Decodes chunks; keep one per thread.
+class ChunkDecoder {
+ public:
+  ChunkDecoder();
+  ~ChunkDecoder();
+  ChunkDecoder(ChunkDecoder&&) noexcept;
+  /// Fills `raw` exactly. Error(damaged) if the checksum, the frame or its size is wrong.
+  void decode(std::span<const std::byte> stored, std::size_t element_size, std::span<std::byte> raw);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// HDF5's Fletcher32: 16-bit big-endian words, an odd last byte counts as the high byte.
+std::uint32_t fletcher32(std::span<const std::byte> data);
+
+}  // namespace shardwright::ckpt

@@ -1,0 +1,56 @@
+// From finished shards to a checkpoint that a scan may select: COMMIT, the attempt directory, the order of fsyncs and
+// renames (FORMAT.md, "Commit order"), and the retention that follows.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/manifest.h"
+
+namespace shardwright::ckpt {
+
+/// What COMMIT says. The chain of digests starts here.
+struct Commit {
+  int version = 1;
+  std::string run;  // uuid of the run
+  std::uint64_t generation = 0;
+  std::string attempt;
+  std::uint64_t step = 0;
+  ManifestDigest manifest;
+};
+
+inline constexpr int kFormatVersion = 1;
+
+/// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest is wrong,
+/// Error(future_version) if its version is newer (checked before anything else of it is interpreted).
+Commit read_commit(Env& env, const std::string& directory);
+
+/// "step-0000000120"
+std::string step_dir_name(std::uint64_t step);
+/// The step of exactly such a name; nothing for any other (".tmp-", ".superseded-", ...).
+std::optional<std::uint64_t> parse_step_dir(const std::string& name);
+
+struct CommitJob {
+  std::string attempt_dir;  // where the shards and parts are
+  std::string final_dir;
+  Commit commit;            // manifest filled in by commit_attempt
+  Description description;
+  int writers = 1;          // parts expected: rank-00000.part ...
+  double deadline_s = 120;  // for the parts to arrive
+  /// Asked again just before each rename or removal; false means another generation took over: Error(busy).
+  std::function<bool()> still_mine = [] { return true; };
+  /// What an existing final_dir is renamed to; empty: an existing one is Error(exists).
+  std::string supersede_suffix;
+};
+
+/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes COMMIT,
+/// renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write, commit.write,
+/// commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer | deadline) naming the rank.
+/// `cancel` (may be null) ends the wait. Returns the manifest.
+Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel = nullptr);
+
+}  // namespace shardwright::ckpt

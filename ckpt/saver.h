@@ -1,0 +1,89 @@
+// Asynchronous saving: one per process, a background thread behind the training loop. Comm-free: ranks meet in
+// the attempt directory only, whose name each of them knows from the generation and the save number.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/commit.h"
+#include "ckpt/snapshot.h"
+
+namespace shardwright::ckpt {
+
+struct SaverOptions {
+  std::string checkpoints_dir;
+  std::string run_dir;  // holds GENERATION
+  std::string run;      // uuid
+  std::uint64_t generation = 0;
+  int rank = 0;     // rank 0 also commits and prunes
+  int writers = 1;  // ranks that publish a part
+  ShardOptions shard;
+  double commit_deadline_s = 120;
+  int keep = 0;  // newest valid checkpoints kept; 0: all
+  bool async = true;
+  /// The checkpoint this generation resumed from, which retention spares until the first commit; may be empty.
+  std::string resumed_from;
+};
+
+struct SaveRequest {
+  std::uint64_t step = 0;
+  std::uint64_t save_number = 0;  // counts due saves, skipped ones too; equal on all ranks
+  std::vector<SaveItem> items;
+  Description description;  // used on rank 0
+};
+
+enum class SaveResult { committed, failed, skipped };
+
+/// What came of a save; the fields of the metrics record "checkpoint". On ranks other than 0 `committed` means that the part
+/// was published. Everything about save N is captured at the call.
+struct SaveOutcome {
+  std::uint64_t step = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t save_number = 0;
+  std::string attempt;
+  std::string path;
+  SaveResult result = SaveResult::failed;
+  std::string reason;
+  std::uint64_t raw_bytes = 0;
+  std::uint64_t stored_bytes = 0;
+  double stall_ms = 0;
+  double total_s = 0;
+  double encode_s = 0;
+  double write_s = 0;
+  double fsync_s = 0;
+  double commit_s = 0;
+  std::uint64_t peak_host_bytes = 0;
+  std::vector<std::string> retired;  // checkpoints that retention removed
+};
+
+class Saver {
+ public:
+  Saver(Env& env, SaverOptions options);
+  /// Cancels what is running and joins.
+  ~Saver();
+
+  /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point save.begin. The
+  /// previous save must have ended: wait() or skip first. Does not throw for a save that fails: see take_outcomes().
+  void start(SaveRequest request);
+  /// Records a due save that was not made.
+  void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
+  /// True while a save is in work here.
+  bool busy() const;
+  /// Waits for the running save; Error(deadline) after `seconds`.
+  void wait(double seconds);
+  /// Called by everything that changes saved state, just before it does.
+  void before_write(const std::string& tensor, const std::string& kind, const Box& box);
+  /// Outcomes since the last call, oldest first.
+  std::vector<SaveOutcome> take_outcomes();
+  /// This rank's files of a failed attempt are removed (rank 0: the directory too).
+  void discard(const std::string& attempt, std::uint64_t step);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace shardwright::ckpt

@@ -1,0 +1,48 @@
+// What is in a checkpoints directory, and which of it may be resumed from.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/checkpoint.h"
+#include "ckpt/commit.h"
+
+namespace shardwright::ckpt {
+
+enum class Status { valid, incomplete, damaged, superseded, future_version };
+std::string_view name(Status status);
+
+struct ScanEntry {
+  std::string path;
+  std::uint64_t step = 0;
+  std::uint64_t generation = 0;
+  Status status = Status::damaged;
+  std::string reason;  // why it is not valid; empty if it is
+  std::string layout_json;
+  std::uint64_t stored_bytes = 0;
+  double time = 0;  // seconds since the epoch, of COMMIT
+};
+
+/// All `step-<10 digits>` with what may follow (superseded, tmp), newest first. Structural: COMMIT -> manifest digest ->
+/// every file present with its size. Never trusts LATEST. `deep` reads every byte as verify does.
+std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir, bool deep = false);
+
+/// Path and manifest digest of the newest valid checkpoint, with what was passed over on the way.
+struct PassedOver {
+  std::string path;
+  std::string reason;
+};
+struct Selection {
+  std::string path;
+  Commit commit;
+};
+std::optional<Selection> newest_valid(Env& env, const std::string& checkpoints_dir, std::vector<PassedOver>* passed_over);
+
+/// What the command line means by CKPT: a checkpoint directory itself, or a run or checkpoints directory (then its newest
+/// valid one). Error(missing) if there is no checkpoint at all, Error(busy) for a `.tmp-` directory, Error(damaged) if
+/// there are some but none is valid.
+std::string resolve_checkpoint(Env& env, const std::string& path);
+
+}  // namespace shardwright::ckpt

@@ -1,0 +1,120 @@
+// A shard: the boxes that one writer contributes to a checkpoint, as chunked datasets of one HDF5 file, closed by
+// the contiguous table /chunks (FORMAT.md, "Shards"). Written through libhdf5, read without it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/chunk_codec.h"
+#include "ckpt/digest.h"
+#include "ckpt/env.h"
+#include "ckpt/fingerprint.h"
+#include "ckpt/source.h"
+
+namespace shardwright::ckpt {
+
+/// A row of /chunks, packed little-endian as stored (24 bytes).
+struct ChunkRow {
+  std::uint64_t address = 0;
+  std::uint32_t stored_bytes = 0;
+  std::uint32_t raw_bytes = 0;
+  std::uint64_t xxh3_64 = 0;  // of the stored bytes
+};
+
+/// What is recorded about a shard file as a whole.
+struct FileRecord {
+  std::string name;  // "rank-00003.h5"
+  std::uint64_t bytes = 0;
+  Digest128 rest;  // all bytes outside the stored chunks, in file order, table included, of the closed file
+  std::uint64_t table_address = 0;
+  std::uint64_t table_bytes = 0;
+  Digest128 table;
+};
+
+/// What is recorded about one box of a shard.
+struct BoxRecord {
+  std::string tensor;
+  std::string kind;
+  DType dtype = DType::f32;
+  Dims global_shape;
+  Box box;
+  Dims chunk;
+  std::string dataset;            // "/param/model.norm.weight", "...@1" for a further box of the same
+  std::uint64_t first_chunk = 0;  // row in /chunks of the box's first chunk; chunks in row-major order of the grid
+  std::uint64_t chunks = 0;
+  Fingerprint fingerprint;
+};
+
+/// The part record: what one writer vouches for. `error` non-empty means that it failed and the rest is empty.
+struct Part {
+  std::string attempt;  // "<generation>-<save number>", or "r-<hash>" for a reshard
+  int rank = 0;
+  std::uint64_t step = 0;
+  std::string error;
+  bool has_file = false;  // false for a writer with nothing to write
+  FileRecord file;
+  std::vector<BoxRecord> boxes;
+};
+
+struct ShardOptions {
+  Codec codec = Codec::fast;
+  int threads = 1;             // workers that shuffle, compress and hash
+  bool verify_writes = false;  // decode each chunk again and compare before it is written
+  std::uint64_t max_in_flight_bytes = 64u << 20;
+};
+
+/// Where the time of a save went, and what it needed.
+struct ShardStats {
+  std::uint64_t raw_bytes = 0;
+  std::uint64_t stored_bytes = 0;
+  double encode_s = 0;  // summed over workers
+  double write_s = 0;
+  double fsync_s = 0;
+  std::uint64_t peak_host_bytes = 0;  // in flight: raw and stored chunk buffers
+};
+
+/// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns the part
+/// to publish. Fault points shard.open, shard.mid, shard.close, shard.fsync. On any error the file is abandoned
+/// and the Error thrown; nothing is retried. `cancel` (may be null) ends it early with Error(peer).
+Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank, std::uint64_t step,
+                 std::span<const SaveItem> items, const ShardOptions& options, ShardStats* stats,
+                 const std::atomic<bool>* cancel = nullptr);
+
+/// Publishes `directory`/rank-NNNNN.part: temporary name, fsync, rename (fault point part.rename).
+void publish_part(Env& env, const std::string& directory, const Part& part);
+/// Name of the part record and of the shard of a rank.
+std::string part_name(int rank);
+std::string shard_name(int rank);
+/// Error(missing) if it is not there, Error(damaged) if torn.
+Part read_part(Env& env, const std::string& path);
+
+/// Chunks of a box in row-major order of the chunk grid: grid extents, and the clipped box of chunk `index`.
+Dims chunk_grid(const Box& box, const Dims& chunk);
+Box chunk_box(const Box& box, const Dims& chunk, std::uint64_t index);
+/// Whole rows up to kMaxChunkBytes, cutting along further dimensions only where one row exceeds it.
+Dims default_chunk(const Dims& box_shape, std::size_t element_size);
+
+/// A shard open for reading, its table verified. Thread-safe.
+class ShardReader {
+ public:
+  /// Checks size and table digest against `record`; Error(missing | damaged) names the file.
+  ShardReader(Env& env, const std::string& directory, FileRecord record);
+  const FileRecord& record() const { return record_; }
+  const std::vector<ChunkRow>& table() const { return table_; }
+  /// Stored bytes of a chunk, checked against its XXH3-64; Error(damaged) names file and chunk.
+  void read_stored(std::uint64_t chunk, std::vector<std::byte>& stored) const;
+  /// Digest of all bytes outside the stored chunks, to compare with record().rest.
+  Digest128 read_rest() const;
+
+ private:
+  std::string path_;
+  FileRecord record_;
+  std::unique_ptr<ReadableFile> file_;
+  std::vector<ChunkRow> table_;
+};
+
+}  // namespace shardwright::ckpt

@@ -1,0 +1,30 @@
+// The state of a save, frozen at the step boundary while training goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckpt/source.h"
+
+namespace shardwright::ckpt {
+
+/// Everything that changes saved state calls before_write() first; what the snapshot hands out is the boundary's state.
+/// This implementation copies at construction; a lazy one keeps the same interface.
+class Snapshot {
+ public:
+  virtual ~Snapshot() = default;
+  /// The saved items, whose sources stay valid and unchanged for the snapshot's life.
+  virtual std::span<const SaveItem> items() const = 0;
+  /// `box` of (tensor, kind) is about to change. Returns when the old values are safe. Called by the training thread.
+  virtual void before_write(const std::string& tensor, const std::string& kind, const Box& box) = 0;
+  /// Host memory that the snapshot holds now.
+  virtual std::uint64_t host_bytes() const = 0;
+};
+
+/// Copies all items into private host memory before it returns.
+std::unique_ptr<Snapshot> copy_snapshot(std::span<const SaveItem> items);
+
+}  // namespace shardwright::ckpt

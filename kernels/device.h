@@ -1,0 +1,48 @@
+// Devices, memory and streams. The trainer computes on one Device through the operations of kernels/ops.h; the CPU is
+// built in, others are modules opened at run time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace shardwright::kernels {
+
+enum class DeviceKind : std::uint8_t { cpu };
+
+/// Order of work on a device. On the CPU every operation runs inline, so a stream is always idle. Not thread-safe.
+class Stream {
+ public:
+  explicit Stream(DeviceKind kind) : kind_(kind) {}
+  DeviceKind kind() const { return kind_; }
+  /// Returns when all work given to this stream is done.
+  void synchronize() {}
+
+ private:
+  DeviceKind kind_;
+};
+
+/// A block of device memory, 64-byte aligned and zeroed, freed with the object.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(DeviceKind kind, std::size_t bytes);
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  float* floats() const { return reinterpret_cast<float*>(data_); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// Threads that CPU operations use (OpenMP and oneDNN).
+void set_threads(int threads);
+int threads();
+
+}  // namespace shardwright::kernels

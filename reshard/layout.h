@@ -1,0 +1,81 @@
+// A layout: the degrees of parallelism of a run. Together with reshard/placement.* this is the only code that turns
+// ranks, coordinates and degrees into anything else; everyone else asks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reshard/model_spec.h"
+
+namespace shardwright::reshard {
+
+/// Ranks count tp fastest, then dp, then pp.
+struct Layout {
+  int tp = 1;
+  int pp = 1;
+  int dp = 1;
+  int zero = 0;
+  int vpp = 1;
+  std::vector<int> stages;  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
+  friend bool operator==(const Layout&, const Layout&) = default;
+
+  int ranks() const { return tp * pp * dp; }
+  /// "t2p1d2z1", with v only if > 1.
+  std::string string() const;
+};
+
+enum class Axis : std::uint8_t { tp, pp, dp };
+
+struct Coordinates {
+  int tp = 0;
+  int pp = 0;
+  int dp = 0;
+};
+Coordinates coordinates(const Layout& layout, int rank);
+int rank_at(const Layout& layout, const Coordinates& at);
+/// The ranks that differ from `rank` along one axis only, in order along it, `rank` included.
+std::vector<int> axis_group(const Layout& layout, int rank, Axis axis);
+/// Coordinate of `rank` along an axis, and the number of ranks along it.
+int axis_index(const Layout& layout, int rank, Axis axis);
+int axis_size(const Layout& layout, Axis axis);
+
+/// Letters in any order, a missing one is 1 (z: 0); Error(usage) names the mistake.
+Layout parse_layout(std::string_view text);
+
+/// Layers of each (virtual) stage: `stages` if given, else layers spread so that the first (layers mod stages) stages
+/// have one more.
+std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model);
+
+/// JSON object of the contract: {"tp","pp","dp","zero","vpp","stages","string"}, and back.
+std::string to_json(const Layout& layout, const ModelSpec& model);
+Layout parse_layout_json(const std::string& json);
+
+/// What training adds to the rules of a layout.
+struct BatchShape {
+  std::int64_t global_batch = 0;  // sequences
+  std::int64_t micro_batch = 0;
+};
+
+/// One message per broken rule, each naming the rule and the nearest legal values; empty if legal. With `batch`, also
+/// training's rules (micro_batch * dp divides global_batch).
+std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
+                                 const std::optional<BatchShape>& batch = {});
+/// Throws Error(usage) with all of them, a line each.
+void check_layout(const Layout& layout, const ModelSpec& model, const std::optional<BatchShape>& batch = {});
+
+/// Micro-batches that each rank runs per step.
+std::int64_t micro_batches(const Layout& layout, const BatchShape& batch);
+
+/// dp = 0 in the configuration: what the rank count leaves. Error(usage) if the degrees do not make `ranks`.
+Layout with_ranks(Layout layout, int ranks);
+
+/// The layout to go on with on at most `remaining` ranks after `old` lost some: the largest rank count with a legal layout;
+/// among those same tp and pp with less dp, then same tp with less pp (nearest the old, smaller first), then the smallest
+/// change of tp. `stages` is kept only if its length fits. Nothing if no layout of at least `min_ranks` is legal.
+std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const BatchShape& batch, int remaining,
+                             int min_ranks);
+
+}  // namespace shardwright::reshard

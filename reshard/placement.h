@@ -1,0 +1,49 @@
+// The one idea: placement(model, layout, rank) says which boxes of which tensors a rank holds, which part of them its
+// optimizer owns, and which part it writes. Over all ranks each element has exactly one writer.
+//
+// Rules (design, "The one idea"):
+// - A tensor's tile is a function of its global shape alone, counted at 4 bytes an element: whole rows up to 1 MiB, two-
+//   dimensional only where one global row exceeds 1 MiB. Tile rows count from the first row of the TP box.
+// - ZeRO and writer cuts run along dimension 0 of the TP box. With N pieces, a box of at least 4 N tile rows is cut on tile
+//   rows, a smaller one anywhere, one under 64 KiB goes whole to one rank. Remainders rotate with the tensor's number.
+// - A box is first cut in dp pieces (ZeRO's, at every ZeRO stage); each piece is cut by the same rule among its other
+//   holders (TP copies, KV group, tied stages). An empty box is legal. Chunk = min(tile, box).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ckpt/box.h"
+#include "ckpt/source.h"
+#include "reshard/layout.h"
+#include "reshard/model_spec.h"
+
+namespace shardwright::reshard {
+
+/// What one rank has to do with one tensor. All boxes are in global coordinates and dense in memory.
+struct Placed {
+  std::uint32_t tensor = 0;  // row in ModelSpec::tensors
+  ckpt::Box holds;           // needed for forward and backward: the TP box
+  ckpt::Box piece;           // this rank's dp piece of `holds`: its optimizer state with ZeRO >= 1
+  ckpt::Box writes;          // part of `piece` that this rank writes; may be empty
+  ckpt::Dims chunk;          // extents of a stored chunk of `writes`
+  std::uint32_t copies = 1;  // ranks (at one dp index) holding exactly `holds`, this one included: TP copies, KV group, tied stages
+};
+
+/// The tensors that a rank holds, in the model's order. Pure; legal layouts only (checked with assertions).
+std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank);
+
+/// All dp pieces of the box that `rank` holds of a tensor, by dp index: disjoint, in order, together `holds`.
+std::vector<ckpt::Box> dp_pieces(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor);
+
+/// Optimizer state box of a placed tensor: `holds` with ZeRO 0, `piece` above.
+const ckpt::Box& optimizer_box(const Placed& placed, const Layout& layout);
+
+/// The tile of a global shape.
+ckpt::Dims tile(const ckpt::Dims& global_shape);
+
+/// Rows [first, second) of `rows` split into `pieces`, by the rule above; `tensor` rotates the remainder.
+std::vector<ckpt::Box> cut(const ckpt::Box& box, const ckpt::Dims& global_shape, int pieces, std::uint32_t tensor);
+
+}  // namespace shardwright::reshard

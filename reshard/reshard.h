@@ -1,0 +1,61 @@
+// Turns a checkpoint of any layout into one of any other: the load plan of every target rank, then the save path, in
+// bounded memory and without temporary files.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/chunk_codec.h"
+#include "ckpt/env.h"
+#include "ckpt/manifest.h"
+#include "reshard/layout.h"
+
+namespace shardwright::reshard {
+
+struct ReshardOptions {
+  std::string source;  // a checkpoint directory
+  std::string target;  // must not exist
+  Layout layout;
+  std::uint64_t max_memory_bytes = 512u << 20;  // at least 64 MiB
+  int jobs = 1;
+  bool weights_only = false;
+  bool plan_only = false;
+  ckpt::Codec codec = ckpt::Codec::fast;
+  std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)> progress;
+};
+
+/// The contract's fields of `reshard --json`.
+struct ReshardReport {
+  std::string source;
+  std::string target;
+  std::uint64_t step = 0;
+  std::string from_layout_json;
+  std::string to_layout_json;
+  std::uint64_t tensors = 0;
+  std::uint64_t read_bytes = 0;
+  std::uint64_t needed_bytes = 0;
+  std::uint64_t written_bytes = 0;
+  std::uint64_t chunks_read = 0;
+  std::uint64_t chunks_passed_through = 0;
+  std::uint64_t chunks_recoded = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t files_written = 0;
+  std::uint64_t estimated_peak_bytes = 0;
+  double seconds = 0;
+  std::uint64_t peak_rss_bytes = 0;
+  std::uint64_t proof_tensors = 0;  // states whose fingerprints were compared, source against target, before the commit
+  bool proof_ok = false;
+  std::vector<std::string> warnings;  // for example a dp that training's batch does not allow
+};
+
+/// Error(exists) if the target is there, Error(usage) for an illegal layout, Error(busy) if another process works on the
+/// same target, Error(damaged) if the source is. On failure nothing is left that could be taken for a checkpoint.
+ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options);
+
+/// Model of a checkpoint, from its manifest; Error(mismatch) if its tensors are not those of the table.
+ModelSpec model_of(const ckpt::Manifest& manifest);
+
+}  // namespace shardwright::reshard
