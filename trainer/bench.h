@@ -1,0 +1,35 @@
+// Measurements that `shardwright bench` prints: each against a ceiling measured in the same run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace shardwright::trainer {
+
+struct TrainBench {
+  std::string model;
+  std::string dtype;
+  std::string layout;
+  double step_ms = 0;
+  double tokens_per_s = 0;
+  double gflops = 0;
+  double peak_gflops = 0;  // best 2048^3 matrix product of this run
+  double share_of_peak = 0;
+};
+/// Forward, backward and optimizer of a 10 M GPT (6 layers x 384, sequence 256, batch 8, vocabulary 256) on one rank.
+TrainBench bench_train(int threads, int steps);
+
+struct CkptBench {
+  std::uint64_t raw_bytes = 0, stored_bytes = 0;
+  double memcpy_gbps = 0, disk_write_gbps = 0, disk_read_gbps = 0, encode_gbps = 0, decode_gbps = 0;
+  double save_s = 0, save_gbps = 0, stall_ms = 0;
+  std::uint64_t peak_host_bytes = 0;
+  double load_s = 0, load_gbps = 0;
+  double ratio_to_disk = 0;
+  std::string limited_by;
+};
+/// Saves and loads `raw_bytes` of state of realistic entropy in `directory` (removed afterwards), beside the ceilings for the same
+/// bytes in the same directory: memory copy, durable sequential write, read, encode, decode.
+CkptBench bench_ckpt(const std::string& directory, std::uint64_t raw_bytes, int threads);
+
+}  // namespace shardwright::trainer

@@ -1,0 +1,65 @@
+// Collectives over a group of ranks. Every call is collective over the group and made by the main thread only; each has a
+// deadline through the watchdog, which ends a process whose peer is gone. No collective of our own: MPI here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reshard/layout.h"
+
+namespace shardwright::trainer {
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// In place. Deterministic for the same group and count.
+  virtual void all_reduce_sum(std::span<float> values) = 0;
+  virtual void all_reduce_sum(std::span<double> values) = 0;
+  virtual void all_reduce_max(std::span<float> values) = 0;
+  virtual void all_reduce_max(std::span<std::int64_t> values) = 0;
+  /// `in` holds the segments of all ranks one after the other (`counts` elements each, zero allowed); `out` receives the sum of
+  /// this rank's segment.
+  virtual void reduce_scatter_sum(std::span<const float> in, std::span<float> out,
+                                  std::span<const std::int64_t> counts) = 0;
+  /// The reverse: this rank's segment `in` (counts[rank()] elements) into place in `out` on every rank. `in` may be its place in `out`.
+  virtual void all_gather(std::span<const float> in, std::span<float> out, std::span<const std::int64_t> counts) = 0;
+  virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
+  virtual void barrier() = 0;
+
+  /// A string of any length from `root` to all.
+  std::string broadcast(const std::string& text, int root);
+  /// Every rank's text, by rank, on every rank: how errors are exchanged before each barrier.
+  virtual std::vector<std::string> all_gather(const std::string& text) = 0;
+};
+
+/// Starts MPI (once per process, MPI_THREAD_FUNNELED) and ends it. The one place that calls MPI_Init and MPI_Finalize.
+class MpiRuntime {
+ public:
+  MpiRuntime();
+  ~MpiRuntime();
+  MpiRuntime(const MpiRuntime&) = delete;
+  int rank() const;
+  int size() const;
+  int local_ranks() const;  // ranks on this host
+};
+
+/// All communicators of a rank: the world and one per axis, made in an order that all ranks share.
+struct Communicators {
+  std::unique_ptr<Communicator> world;
+  std::unique_ptr<Communicator> tp;
+  std::unique_ptr<Communicator> dp;
+  std::unique_ptr<Communicator> model;  // ranks with the same dp index (tp x pp): holds one whole copy of the model
+};
+Communicators make_mpi_communicators(const MpiRuntime& mpi, const reshard::Layout& layout);
+/// The world alone, for what comes before a layout is agreed.
+std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime& mpi);
+/// A group of one, without MPI: every collective is the identity.
+std::unique_ptr<Communicator> make_self_communicator();
+
+}  // namespace shardwright::trainer

@@ -1,0 +1,105 @@
+// The configuration of a run: TOML file, then --set, checked as a whole. Unknown keys are errors that suggest the nearest
+// one; a value whose feature is not built yet is an error that says so.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/chunk_codec.h"
+#include "reshard/layout.h"
+#include "reshard/model_spec.h"
+
+namespace shardwright::trainer {
+
+struct Config {
+  std::string file;      // as given
+  std::string run_dir;   // [run] dir, default runs/<stem of the file>
+  std::string checkpoints_dir;  // [checkpoint] dir, default <run_dir>/checkpoints
+
+  reshard::ModelConfig model;  // [model], defaults filled in
+
+  struct Data {
+    std::vector<std::string> train;  // files, in order; a string or an array in TOML
+    std::vector<std::string> valid;
+    std::string format = "auto";  // auto | text | u16 (megatron | llmc: not built yet)
+  } data;
+
+  struct Train {
+    std::int64_t steps = 0;
+    std::int64_t global_batch = 0;
+    std::int64_t micro_batch = 1;
+    std::uint64_t seed = 0;
+    std::string dtype = "fp32";
+    std::int64_t eval_every = 0;  // 0: never
+    std::string device = "auto";
+    bool log_samples = false;
+    bool reproducible = true;
+  } train;
+
+  struct Optim {
+    double lr = 3e-4;
+    double min_lr = 0;
+    std::int64_t warmup_steps = 0;
+    std::string schedule = "cosine";  // cosine | linear | constant | wsd
+    double beta1 = 0.9;
+    double beta2 = 0.95;
+    double eps = 1e-8;
+    double weight_decay = 0.1;
+    double clip = 1.0;  // global gradient norm; 0: no clipping
+  } optim;
+
+  struct Parallel {
+    reshard::Layout layout;  // dp = 0: what the rank count leaves
+    std::string schedule = "1f1b";
+    bool sequence_parallel = false;
+    std::string recompute = "none";
+    std::string offload = "none";
+    std::string comm = "auto";
+  } parallel;
+
+  struct CheckpointSection {
+    std::int64_t every = 0;  // 0: only after the last step
+    int keep = 0;            // 0: all
+    bool async = true;
+    ckpt::Codec codec = ckpt::Codec::fast;
+    std::string on_busy = "wait";  // wait | skip
+    bool verify_writes = false;
+    double commit_deadline_s = 120;
+  } checkpoint;
+
+  struct Elastic {
+    bool enabled = true;
+    std::string on_failure = "shrink";  // shrink | restart
+    int min_ranks = 1;
+    int max_restarts = 10;
+    double heartbeat_s = 10;
+    double phase_deadline_s = 120;  // start and load: at least 300
+  } elastic;
+
+  reshard::BatchShape batch() const { return {train.global_batch, train.micro_batch}; }
+};
+
+/// "section.key" and the text of its value, as --set gives them.
+using Override = std::pair<std::string, std::string>;
+
+/// Reads and checks; Error(usage) with a line for each mistake: unknown key (nearest known), wrong type (what is right), value out of range,
+/// not built yet. Error(missing) for the file. Paths stay as written (relative to the working directory).
+Config load_config(const std::string& file, const std::vector<Override>& overrides);
+
+/// The effective, complete configuration as TOML (written to <run>/config.toml); load_config reads it back to the same Config.
+std::string to_toml(const Config& config);
+/// The same as one JSON object, as kept in manifests.
+std::string to_json(const Config& config);
+
+/// Every key with its default and meaning, "section.key" (for --help and for suggestions).
+struct KeyInfo {
+  std::string key;
+  std::string fallback;
+  std::string meaning;
+};
+const std::vector<KeyInfo>& config_keys();
+
+}  // namespace shardwright::trainer

@@ -1,0 +1,51 @@
+// Training data: one position (an integer) and a seed say which sample is next; any rank computes its share alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace shardwright::trainer {
+
+/// Tokens of one or more files, joined in order. Memory-mapped or read once; immutable, thread-safe.
+class TokenData {
+ public:
+  /// format: "text" (bytes, vocabulary >= 256), "u16" (little-endian token numbers, as nanoGPT), "auto" (u16 for names ending in .bin).
+  /// Error(missing | usage) names the file; tokens outside [0, vocab) are Error(usage) with file and position.
+  static TokenData open(const std::vector<std::string>& files, const std::string& format, std::int64_t vocab);
+  ~TokenData();
+  TokenData(TokenData&&) noexcept;
+
+  std::int64_t tokens() const;
+  /// Samples of `positions` inputs and their targets, cut one after the other: (tokens - 1) / positions.
+  std::int64_t samples(std::int64_t positions) const;
+  /// Inputs and targets (positions) of sample `index`.
+  void read(std::int64_t index, std::int64_t positions, std::int32_t* inputs, std::int32_t* targets) const;
+  /// Identity of the data by size and content, independent of paths; kept in checkpoints.
+  std::string digest() const;
+
+ private:
+  struct State;
+  explicit TokenData(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+/// The order of samples: a permutation of each epoch, a pure function of (seed, position), in constant time and memory (a Feistel
+/// network over the sample count), so that resuming at any position costs nothing. Only whole global batches are dealt: an epoch has
+/// samples - samples mod global_batch positions.
+class SampleOrder {
+ public:
+  /// Error(usage) if there are fewer samples than one global batch.
+  SampleOrder(std::int64_t samples, std::int64_t global_batch, std::uint64_t seed);
+  /// Sample number of the position-th sequence of the run.
+  std::int64_t sample(std::int64_t position) const;
+
+ private:
+  std::int64_t samples_;
+  std::int64_t per_epoch_;
+  std::uint64_t seed_;
+};
+
+}  // namespace shardwright::trainer

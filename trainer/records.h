@@ -1,0 +1,49 @@
+// metrics.jsonl and events.jsonl of a run: appended, one JSON object a line, as the contract says.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ckpt/saver.h"
+#include "ckpt/scan.h"
+
+namespace shardwright::trainer {
+
+struct StepRecord {
+  std::int64_t step = 0;
+  std::uint64_t generation = 0;
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  std::int64_t samples = 0;
+  double tokens_per_s = 0;
+  double step_ms = 0;
+  double ckpt_stall_ms = 0;
+  std::string layout;
+  int ranks = 0;
+  std::vector<std::int64_t> sample_ids;  // written if not empty
+};
+
+/// Appends whole lines with one write each; a torn last line is ended at opening. Thread-safe. Errors are thrown.
+class Records {
+ public:
+  /// Opens <run_dir>/metrics.jsonl and events.jsonl.
+  explicit Records(const std::string& run_dir);
+  ~Records();
+  void step(const StepRecord& record);
+  void eval(std::int64_t step, double loss, std::int64_t tokens);
+  void checkpoint(const ckpt::SaveOutcome& outcome);
+  /// `fields_json` is a JSON object whose members join "time", "generation", "event".
+  void event(std::uint64_t generation, const std::string& event, const std::string& fields_json = "{}");
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// JSON number that parses back to the same value; non-finite ones as the strings of the contract.
+std::string json_number(double value);
+
+}  // namespace shardwright::trainer
