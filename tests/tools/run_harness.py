@@ -1,0 +1,269 @@
+"""Drives the real binary for tests: hard deadlines, no stray process, small real models and data.
+
+CTest sets SHARDWRIGHT_BUILD. Every process started here carries a marker in its environment, by which strays are
+found (and ended) afterwards, whatever process group they moved to.
+"""
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import uuid
+from array import array
+from pathlib import Path
+
+BUILD = Path(os.environ.get("SHARDWRIGHT_BUILD", Path(__file__).resolve().parents[2] / "build" / "release"))
+BINARY = BUILD / "bin" / "shardwright"
+MARK = "SHARDWRIGHT_TEST_MARK"
+
+# The small models of the bug cases; data of fixed seed, sequence length 32.
+G1 = dict(arch="gpt2", layers=4, hidden=64, heads=4, ffn=256, vocab=97, seq_len=32, tie_embeddings=True)
+TINY = dict(arch="gpt2", layers=2, hidden=12, heads=3, ffn=21, vocab=33, seq_len=8, tie_embeddings=True)
+
+
+class Result:
+    def __init__(self, status, stdout, stderr, seconds):
+        self.status, self.stdout, self.stderr, self.seconds = status, stdout, stderr, seconds
+
+    def json(self):
+        return json.loads(self.stdout)
+
+    def __repr__(self):
+        return f"status {self.status} after {self.seconds:.1f} s\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+
+
+def marked(mark):
+    """Pids of live processes that carry the marker."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if f"{MARK}={mark}".encode() in environment and state != "Z":
+            found.append(int(pid))
+    return found
+
+
+class Started:
+    """A running shardwright; wait() gives its Result. Leaves no process behind."""
+
+    def __init__(self, args, env=None, cwd=None, prefix=()):
+        self.mark = uuid.uuid4().hex
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDWRIGHT_") or k == "SHARDWRIGHT_BUILD"}
+        environment.update({MARK: self.mark}, **(env or {}))
+        self.began = time.monotonic()
+        self.out, self.err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen([*map(str, prefix), str(BINARY), *map(str, args)], env=environment, cwd=cwd,
+                                        stdin=subprocess.DEVNULL, stdout=self.out, stderr=self.err,
+                                        start_new_session=True)
+
+    def workers(self):
+        """Pids of the ranks (marked processes with a launcher's rank), by rank."""
+        ranks = {}
+        for pid in marked(self.mark):
+            try:
+                items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            for item in items:
+                if item.startswith(b"OMPI_COMM_WORLD_RANK="):
+                    ranks[int(item.split(b"=")[1])] = pid
+        return ranks
+
+    def end(self):
+        for _ in range(50):
+            left = marked(self.mark)
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+            if not left:
+                break
+            time.sleep(0.02)
+        if self.process.poll() is None:
+            self.process.wait(5)
+
+    def wait(self, timeout=100, strays_allowed_s=3.0):
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"no end within {timeout} s\n{self._text()}")
+        seconds = time.monotonic() - self.began
+        limit = time.monotonic() + strays_allowed_s
+        left = marked(self.mark)
+        while left and time.monotonic() < limit:
+            time.sleep(0.05)
+            left = marked(self.mark)
+        result = Result(status, *self._read(), seconds)
+        if left:
+            self.end()
+            raise AssertionError(f"stray processes {left}\n{result}")
+        return result
+
+    def _read(self):
+        texts = []
+        for file in (self.out, self.err):
+            file.seek(0)
+            texts.append(file.read())
+        return texts
+
+    def _text(self):
+        return "\n---\n".join(self._read())
+
+
+def run(*args, env=None, cwd=None, timeout=100, prefix=()):
+    return Started(args, env, cwd, prefix).wait(timeout)
+
+
+def toml_value(value):
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_u16(path, vocab, tokens, seed=1):
+    """Random tokens with some structure to learn: a noisy walk."""
+    draw = random.Random(seed)
+    values, at = array("H"), 0
+    for _ in range(tokens):
+        at = (at + 1 if draw.random() < 0.7 else draw.randrange(vocab)) % vocab
+        values.append(at)
+    if sys.byteorder == "big":
+        values.byteswap()
+    Path(path).write_bytes(values.tobytes())
+
+
+class RunTestCase(unittest.TestCase):
+    """A temporary directory with data, and the questions tests ask of runs and checkpoints."""
+
+    def setUp(self):
+        self.dir = Path(tempfile.mkdtemp(prefix="shardwright-test-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.started = []
+        self.addCleanup(lambda: [s.end() for s in self.started])
+
+    def config(self, name, model=G1, data=None, tokens=4000, **sections):
+        """Writes <dir>/<name>.toml with the run directory <dir>/<name>; sections override the defaults."""
+        if data is None:
+            data = self.dir / f"tokens-{model['vocab']}-{tokens}.bin"
+            if not data.exists():
+                write_u16(data, model["vocab"], tokens)
+        tables = {
+            "run": {"dir": str(self.dir / name)},
+            "model": dict(model),
+            "data": {"train": str(data), "format": "u16"},
+            "train": {"steps": 6, "global_batch": 12, "micro_batch": 1, "seed": 7, "log_samples": True},
+            "optim": {"lr": 1e-2, "warmup_steps": 2, "schedule": "cosine", "clip": 1.0},
+            "parallel": {},
+            "checkpoint": {},
+            "elastic": {},
+        }
+        for section, values in sections.items():
+            tables[section].update(values)
+        text = "".join(f"[{s}]\n" + "".join(f"{k} = {toml_value(v)}\n" for k, v in t.items()) + "\n"
+                       for s, t in tables.items())
+        path = self.dir / f"{name}.toml"
+        path.write_text(text)
+        return path
+
+    def start(self, *args, **more):
+        started = Started(args, **more)
+        self.started.append(started)
+        return started
+
+    def ok(self, *args, **more):
+        result = run(*args, **more)
+        self.assertEqual(result.status, 0, f"{args}: {result}")
+        return result
+
+    def fails(self, status, *args, **more):
+        result = run(*args, **more)
+        self.assertEqual(result.status, status, f"{args}: {result}")
+        return result
+
+    def train(self, config, layout="t1d1z0", *args, status=0, **more):
+        """Trains in a layout such as t2d3z1; the rank count follows from it."""
+        result = run("train", config, *layout_sets(layout), *args, **more)
+        self.assertEqual(result.status, status, f"train {config} {layout} {args}: {result}")
+        return result
+
+    def records(self, run_dir, kind):
+        lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
+        return [r for r in map(json.loads, filter(None, lines)) if r["type"] == kind]
+
+    def steps(self, run_dir):
+        """Last record of the highest generation, by step."""
+        best = {}
+        for r in self.records(run_dir, "step"):
+            if r["step"] not in best or r["generation"] >= best[r["step"]]["generation"]:
+                best[r["step"]] = r
+        return dict(sorted(best.items()))
+
+    def losses(self, run_dir):
+        return {s: r["loss"] for s, r in self.steps(run_dir).items()}
+
+    def samples(self, run_dir):
+        return {s: r["sample_ids"] for s, r in self.steps(run_dir).items()}
+
+    def events(self, run_dir, event=None):
+        found = [json.loads(line) for line in (Path(run_dir) / "events.jsonl").read_text().splitlines() if line]
+        return [e for e in found if event is None or e["event"] == event]
+
+    def fingerprints(self, checkpoint):
+        document = self.ok("inspect", checkpoint, "--tensors", "--json").json()
+        return {(t["name"], k["kind"]): k["fingerprint"] for t in document["tensors"] for k in t["kinds"]}
+
+    def checkpoint(self, run_dir, step):
+        return Path(run_dir) / "checkpoints" / f"step-{step:010d}"
+
+    def assert_losses(self, expected, found, relative=1e-5, what=""):
+        self.assertEqual(sorted(expected), sorted(found), what)
+        for step, loss in expected.items():
+            if relative == 0:
+                self.assertEqual(loss, found[step], f"{what} step {step}")
+            else:
+                self.assertLessEqual(abs(loss - found[step]), relative * abs(loss),
+                                     f"{what} step {step}: {loss} against {found[step]}")
+
+    def verified(self, path):
+        report = self.ok("verify", path, "--json").json()
+        self.assertTrue(report["ok"], report)
+        return report
+
+
+def degrees(layout):
+    """{'tp': 2, ...} of a layout string."""
+    letters = {"t": "tp", "p": "pp", "d": "dp", "z": "zero", "v": "vpp"}
+    values, at = {"tp": 1, "pp": 1, "dp": 1, "zero": 0}, 0
+    while at < len(layout):
+        end = at + 1
+        while end < len(layout) and layout[end].isdigit():
+            end += 1
+        values[letters[layout[at]]] = int(layout[at + 1:end])
+        at = end
+    return values
+
+
+def layout_sets(layout):
+    return [word for key, value in degrees(layout).items() for word in ("--set", f"parallel.{key}={value}")]
+
+
+def flip(path, offset, bit=0):
+    """Flips one bit of a file in place."""
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def main():
+    unittest.main(verbosity=2)
