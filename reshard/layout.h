@@ -12,6 +12,9 @@
 
 namespace shardwright::reshard {
 
+/// Ranks of a checkpoint have five digits in its file names; no layout may have more.
+inline constexpr int kMaxRanks = 100000;
+
 /// Ranks count tp fastest, then dp, then pp.
 struct Layout {
   int tp = 1;
@@ -19,7 +22,7 @@ struct Layout {
   int dp = 1;
   int zero = 0;
   int vpp = 1;
-  std::vector<int> stages;  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
+  std::vector<int> stages = {};  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int ranks() const { return tp * pp * dp; }
@@ -49,7 +52,8 @@ Layout parse_layout(std::string_view text);
 /// have one more.
 std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model);
 
-/// JSON object of the contract: {"tp","pp","dp","zero","vpp","stages","string"}, and back.
+/// JSON object of the contract: {"tp","pp","dp","zero","vpp","stages","string"}, and back (Error(damaged) for a bad one). Going
+/// back, stages that are just the even spread become empty, so that a change of pp spreads them anew.
 std::string to_json(const Layout& layout, const ModelSpec& model);
 Layout parse_layout_json(const std::string& json);
 

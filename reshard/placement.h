@@ -5,7 +5,8 @@
 // - A tensor's tile is a function of its global shape alone, counted at 4 bytes an element: whole rows up to 1 MiB, two-
 //   dimensional only where one global row exceeds 1 MiB. Tile rows count from the first row of the TP box.
 // - ZeRO and writer cuts run along dimension 0 of the TP box. With N pieces, a box of at least 4 N tile rows is cut on tile
-//   rows, a smaller one anywhere, one under 64 KiB goes whole to one rank. Remainders rotate with the tensor's number.
+//   rows, a smaller one anywhere, one under 64 KiB goes whole to one rank. Remainders rotate with the tensor's number: the pieces
+//   that get one more, and the one that gets a small box, start at the digit sum of the number in base N.
 // - A box is first cut in dp pieces (ZeRO's, at every ZeRO stage); each piece is cut by the same rule among its other
 //   holders (TP copies, KV group, tied stages). An empty box is legal. Chunk = min(tile, box).
 #pragma once
@@ -27,11 +28,12 @@ struct Placed {
   ckpt::Box holds;           // needed for forward and backward: the TP box
   ckpt::Box piece;           // this rank's dp piece of `holds`: its optimizer state with ZeRO >= 1
   ckpt::Box writes;          // part of `piece` that this rank writes; may be empty
-  ckpt::Dims chunk;          // extents of a stored chunk of `writes`
+  ckpt::Dims chunk;          // extents of a stored chunk of `writes`; none if that is empty
   std::uint32_t copies = 1;  // ranks (at one dp index) holding exactly `holds`, this one included: TP copies, KV group, tied stages
 };
 
-/// The tensors that a rank holds, in the model's order. Pure; legal layouts only (checked with assertions).
+/// The tensors that a rank holds, in the model's order. Pure, thread-safe, and takes no longer for more ranks; legal layouts only
+/// (checked with assertions). Every tensor has at least one dimension.
 std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank);
 
 /// All dp pieces of the box that `rank` holds of a tensor, by dp index: disjoint, in order, together `holds`.
@@ -43,7 +45,8 @@ const ckpt::Box& optimizer_box(const Placed& placed, const Layout& layout);
 /// The tile of a global shape.
 ckpt::Dims tile(const ckpt::Dims& global_shape);
 
-/// Rows [first, second) of `rows` split into `pieces`, by the rule above; `tensor` rotates the remainder.
-std::vector<ckpt::Box> cut(const ckpt::Box& box, const ckpt::Dims& global_shape, int pieces, std::uint32_t tensor);
+/// `box` of a tensor of shape `global_shape`, split along dimension 0 into `pieces` by the rule above; `number` rotates the remainder:
+/// the tensor's number for dp pieces, that number / dp for the cut of a piece among its holders.
+std::vector<ckpt::Box> cut(const ckpt::Box& box, const ckpt::Dims& global_shape, int pieces, std::uint32_t number);
 
 }  // namespace shardwright::reshard

@@ -1,0 +1,157 @@
+#include "reshard/layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cassert>
+#include <charconv>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/error.h"
+
+namespace shardwright::reshard {
+namespace {
+
+using Json = nlohmann::json;
+
+[[noreturn]] void refuse(std::string_view text, const std::string& wrong) {
+  throw Error(
+      ErrorCode::usage,
+      fmt::format("layout '{}': {}; letters t, p, d, z, v, each with a number, as in t2p1d4z1", text, wrong));
+}
+
+// The first (items mod parts) parts have one more.
+std::vector<int> spread(int items, int parts) {
+  std::vector<int> sizes(static_cast<std::size_t>(parts), items / parts);
+  for (int i = 0; i < items % parts; ++i) ++sizes[static_cast<std::size_t>(i)];
+  return sizes;
+}
+
+}  // namespace
+
+std::string Layout::string() const {
+  std::string text = fmt::format("t{}p{}d{}z{}", tp, pp, dp, zero);
+  if (vpp > 1) text += fmt::format("v{}", vpp);
+  return text;
+}
+
+Coordinates coordinates(const Layout& layout, int rank) {
+  assert(rank >= 0 && rank < layout.ranks());
+  return {.tp = rank % layout.tp, .pp = rank / (layout.tp * layout.dp), .dp = rank / layout.tp % layout.dp};
+}
+
+int rank_at(const Layout& layout, const Coordinates& at) {
+  return at.tp + layout.tp * (at.dp + layout.dp * at.pp);
+}
+
+int axis_index(const Layout& layout, int rank, Axis axis) {
+  const Coordinates at = coordinates(layout, rank);
+  switch (axis) {
+    case Axis::tp:
+      return at.tp;
+    case Axis::pp:
+      return at.pp;
+    case Axis::dp:
+      return at.dp;
+  }
+  assert(false);
+  return 0;
+}
+
+int axis_size(const Layout& layout, Axis axis) {
+  switch (axis) {
+    case Axis::tp:
+      return layout.tp;
+    case Axis::pp:
+      return layout.pp;
+    case Axis::dp:
+      return layout.dp;
+  }
+  assert(false);
+  return 1;
+}
+
+std::vector<int> axis_group(const Layout& layout, int rank, Axis axis) {
+  std::vector<int> group;
+  Coordinates at = coordinates(layout, rank);
+  int& moving = axis == Axis::tp ? at.tp : axis == Axis::pp ? at.pp : at.dp;
+  for (moving = 0; moving < axis_size(layout, axis); ++moving) group.push_back(rank_at(layout, at));
+  return group;
+}
+
+Layout parse_layout(std::string_view text) {
+  Layout layout;
+  std::string seen;
+  if (text.empty()) refuse(text, "is empty");
+  for (const char* at = text.data(); at != text.data() + text.size();) {
+    const char* end = text.data() + text.size();
+    const char letter = *at++;
+    int* degree = letter == 't'   ? &layout.tp
+                  : letter == 'p' ? &layout.pp
+                  : letter == 'd' ? &layout.dp
+                  : letter == 'z' ? &layout.zero
+                  : letter == 'v' ? &layout.vpp
+                                  : nullptr;
+    if (degree == nullptr) refuse(text, fmt::format("'{}' is not a letter of a layout", letter));
+    if (seen.find(letter) != std::string::npos) refuse(text, fmt::format("'{}' stands twice", letter));
+    seen += letter;
+    const auto [next, error] = std::from_chars(at, end, *degree);
+    if (next == at || *degree < 0) refuse(text, fmt::format("'{}' is not followed by a number", letter));
+    if (error != std::errc() || *degree > kMaxRanks) {
+      refuse(text, fmt::format("the number after '{}' is above {}", letter, kMaxRanks));
+    }
+    if (letter != 'z' && *degree < 1)
+      refuse(text, fmt::format("'{}' is {}, at least 1 is needed", letter, *degree));
+    if (letter == 'z' && *degree > 3) refuse(text, fmt::format("'z' is {}, ZeRO stages are 0 to 3", *degree));
+    at = next;
+  }
+  return layout;
+}
+
+std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model) {
+  if (!layout.stages.empty()) return layout.stages;
+  return spread(static_cast<int>(model.config.layers), layout.pp * layout.vpp);
+}
+
+std::string to_json(const Layout& layout, const ModelSpec& model) {
+  return Json{{"tp", layout.tp},          {"pp", layout.pp},   {"dp", layout.dp},
+              {"zero", layout.zero},      {"vpp", layout.vpp}, {"stages", stage_layers(layout, model)},
+              {"string", layout.string()}}
+      .dump();
+}
+
+Layout parse_layout_json(const std::string& json) {
+  Layout layout;
+  try {
+    const Json j = Json::parse(json);
+    j.at("tp").get_to(layout.tp);
+    j.at("pp").get_to(layout.pp);
+    j.at("dp").get_to(layout.dp);
+    j.at("zero").get_to(layout.zero);
+    j.at("vpp").get_to(layout.vpp);
+    j.at("stages").get_to(layout.stages);
+  } catch (const Json::exception& e) {
+    throw Error(
+        ErrorCode::damaged,
+        fmt::format("layout description: {}; a JSON object with tp, pp, dp, zero, vpp, stages", e.what()));
+  }
+  for (int degree : {layout.tp, layout.pp, layout.dp, layout.vpp}) {
+    if (degree < 1 || degree > kMaxRanks) {
+      throw Error(ErrorCode::damaged,
+                  fmt::format("layout description: a degree is {}; 1 to {}", degree, kMaxRanks));
+    }
+  }
+  // What the rule would give anyway is not a choice of the user's: dropping it lets a later change of pp
+  // spread anew.
+  std::int64_t layers = 0;
+  for (int n : layout.stages) layers += n;
+  if (layers >= 0 && layers <= std::numeric_limits<int>::max() && !layout.stages.empty() &&
+      static_cast<std::int64_t>(layout.stages.size()) == std::int64_t{layout.pp} * layout.vpp &&
+      layout.stages == spread(static_cast<int>(layers), static_cast<int>(layout.stages.size()))) {
+    layout.stages.clear();
+  }
+  return layout;
+}
+
+}  // namespace shardwright::reshard

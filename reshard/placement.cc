@@ -1,0 +1,202 @@
+#include "reshard/placement.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace shardwright::reshard {
+namespace {
+
+using ckpt::Box;
+using ckpt::Dims;
+
+constexpr std::uint64_t kCountedBytes = 4;  // an element, whatever its type: tiles must not depend on it
+constexpr std::uint64_t kTileBytes = 1u << 20;
+constexpr std::uint64_t kWholeBytes = 64u << 10;
+constexpr std::uint64_t kTileRowsEach = 4;
+
+struct Range {
+  std::uint64_t first = 0;
+  std::uint64_t size = 0;
+};
+
+// Which of `pieces` comes first in a tensor's turn: the sum of the number's digits in base `pieces`. The
+// plain remainder would give the matrices of a table in which they stand at even numbers all to the same
+// piece.
+std::uint64_t turn(std::uint32_t number, std::uint64_t pieces) {
+  std::uint64_t sum = 0;
+  if (pieces > 1) {
+    for (std::uint64_t n = number; n > 0; n /= pieces) sum += n % pieces;
+  }
+  return pieces > 1 ? sum % pieces : 0;
+}
+
+// Rows of piece `index`, counted from the first row of the box.
+Range piece_rows(std::uint64_t rows, std::uint64_t bytes, std::uint64_t tile_rows, std::uint64_t pieces,
+                 std::uint32_t number, std::uint64_t index) {
+  if (pieces == 1) return {0, rows};
+  const std::uint64_t start = turn(number, pieces);
+  if (bytes < kWholeBytes) return {index <= start ? 0 : rows, index == start ? rows : 0};
+
+  const std::uint64_t unit = rows / tile_rows >= kTileRowsEach * pieces ? tile_rows : 1;
+  const std::uint64_t units = (rows + unit - 1) / unit;
+  const std::uint64_t each = units / pieces;
+  const std::uint64_t extra = units % pieces;  // pieces start, start + 1, ... (wrapping) get one more
+  const auto first_row = [&](std::uint64_t i) {
+    std::uint64_t longer = std::min(i, start + extra) - std::min(i, start);
+    if (start + extra > pieces) longer += std::min(i, start + extra - pieces);
+    return std::min(rows, unit * (each * i + longer));
+  };
+  const std::uint64_t first = first_row(index);
+  return {first, first_row(index + 1) - first};
+}
+
+Box piece_box(const Box& box, std::uint64_t tile_rows, std::uint64_t pieces, std::uint32_t number,
+              std::uint64_t index) {
+  const Range rows =
+      piece_rows(box.shape[0], box.elements() * kCountedBytes, tile_rows, pieces, number, index);
+  Box piece = box;
+  piece.offset[0] += rows.first;
+  piece.shape[0] = rows.size;
+  return piece;
+}
+
+// The units of a cut tensor that TP rank `index` holds, and who else holds exactly those.
+struct TpShare {
+  Range units;
+  std::uint64_t members = 1;  // TP ranks holding the same
+  std::uint64_t member = 0;   // this rank's place among them
+};
+
+TpShare tp_share(const TpCut& cut, std::uint64_t tp, std::uint64_t index) {
+  if (cut.dimension < 0) return {{0, 1}, tp, index};
+  const auto units = static_cast<std::uint64_t>(cut.units);
+  if (units >= tp) {
+    const std::uint64_t each = units / tp;
+    const std::uint64_t extra = units % tp;
+    return {{index * each + std::min(index, extra), each + (index < extra ? 1 : 0)}, 1, 0};
+  }
+  const auto first_member = [&](std::uint64_t unit) { return (unit * tp + units - 1) / units; };
+  const std::uint64_t unit = index * units / tp;
+  return {{unit, 1}, first_member(unit + 1) - first_member(unit), index - first_member(unit)};
+}
+
+Box tp_box(const TensorSpec& tensor, const TpShare& share) {
+  Box box = Box::whole(tensor.shape);
+  if (tensor.tp.dimension < 0) return box;
+  const auto d = static_cast<std::size_t>(tensor.tp.dimension);
+  const auto units = static_cast<std::uint64_t>(tensor.tp.units);
+  assert(tensor.shape[d] % units == 0);
+  const std::uint64_t extent = tensor.shape[d] / units;
+  box.offset[d] = share.units.first * extent;
+  box.shape[d] = share.units.size * extent;
+  return box;
+}
+
+// The pipeline rank of each place of the model: entry p + 1 for place p, from -1 (before the first layer) to
+// `layers`. Virtual stage s runs on pipeline rank s mod pp.
+std::vector<int> pipeline_ranks(const ModelSpec& model, const Layout& layout) {
+  std::vector<int> ranks;
+  ranks.reserve(static_cast<std::size_t>(model.config.layers) + 2);
+  ranks.push_back(0);
+  int stage = 0;
+  for (const int layers : stage_layers(layout, model)) {
+    ranks.insert(ranks.end(), static_cast<std::size_t>(layers), stage % layout.pp);
+    ++stage;
+  }
+  ranks.push_back((stage - 1) % layout.pp);
+  assert(ranks.size() == static_cast<std::size_t>(model.config.layers) + 2);
+  return ranks;
+}
+
+// Pipeline ranks that hold a tensor: how many, and this one's place among them; no place if it does not.
+struct StageShare {
+  std::uint64_t members = 0;
+  std::uint64_t member = 0;
+  bool held = false;
+};
+
+StageShare stage_share(const TensorSpec& tensor, const std::vector<int>& pipeline, int pp) {
+  StageShare share;
+  for (std::size_t i = 0; i < tensor.places.size(); ++i) {
+    const int rank = pipeline[static_cast<std::size_t>(tensor.places[i] + 1)];
+    const auto counted = [&](std::int64_t place) {
+      return pipeline[static_cast<std::size_t>(place + 1)] == rank;
+    };
+    const auto upto = tensor.places.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::any_of(tensor.places.begin(), upto, counted)) continue;  // another place on the same rank
+    ++share.members;
+    if (rank < pp) ++share.member;
+    if (rank == pp) share.held = true;
+  }
+  return share;
+}
+
+}  // namespace
+
+Dims tile(const Dims& global_shape) {
+  Dims extents = global_shape;
+  std::uint64_t inner = kCountedBytes;  // bytes of one step along the dimension, all of the later ones whole
+  for (std::size_t d = global_shape.size(); d-- > 0;) {
+    // Once a whole later dimension does not fit, the steps along the earlier ones are single.
+    const std::uint64_t fitting = inner > kTileBytes ? 1 : kTileBytes / inner;
+    extents[d] = std::clamp<std::uint64_t>(fitting, 1, std::max<std::uint64_t>(global_shape[d], 1));
+    inner = extents[d] < global_shape[d] ? kTileBytes + 1 : inner * global_shape[d];
+  }
+  return extents;
+}
+
+std::vector<Box> cut(const Box& box, const Dims& global_shape, int pieces, std::uint32_t number) {
+  assert(!global_shape.empty() && pieces >= 1);
+  const std::uint64_t tile_rows = tile(global_shape)[0];
+  std::vector<Box> boxes;
+  boxes.reserve(static_cast<std::size_t>(pieces));
+  for (int i = 0; i < pieces; ++i) {
+    boxes.push_back(
+        piece_box(box, tile_rows, static_cast<std::uint64_t>(pieces), number, static_cast<std::uint64_t>(i)));
+  }
+  return boxes;
+}
+
+std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank) {
+  const Coordinates at = coordinates(layout, rank);
+  const auto tp = static_cast<std::uint64_t>(layout.tp);
+  const auto dp = static_cast<std::uint64_t>(layout.dp);
+  const std::vector<int> pipeline = pipeline_ranks(model, layout);
+
+  std::vector<Placed> placed;
+  placed.reserve(model.tensors.size() / static_cast<std::size_t>(layout.pp) + 16);
+  for (std::uint32_t i = 0; i < model.tensors.size(); ++i) {
+    const TensorSpec& tensor = model.tensors[i];
+    const StageShare stage = stage_share(tensor, pipeline, at.pp);
+    if (!stage.held) continue;
+    const TpShare share = tp_share(tensor.tp, tp, static_cast<std::uint64_t>(at.tp));
+    const Dims tile_extents = tile(tensor.shape);
+
+    Placed& p = placed.emplace_back();
+    p.tensor = i;
+    p.holds = tp_box(tensor, share);
+    p.piece = piece_box(p.holds, tile_extents[0], dp, i, static_cast<std::uint64_t>(at.dp));
+    p.copies = static_cast<std::uint32_t>(stage.members * share.members);
+    // The digits that chose among the dp pieces are used up; the next ones choose among the holders.
+    const auto number = static_cast<std::uint32_t>(i / dp);
+    p.writes =
+        piece_box(p.piece, tile_extents[0], p.copies, number, stage.member * share.members + share.member);
+    if (p.writes.empty()) continue;
+    p.chunk = tile_extents;
+    for (std::size_t d = 0; d < p.chunk.size(); ++d) p.chunk[d] = std::min(p.chunk[d], p.writes.shape[d]);
+  }
+  return placed;
+}
+
+std::vector<Box> dp_pieces(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor) {
+  const TensorSpec& spec = model.tensors[tensor];
+  const auto tp_index = static_cast<std::uint64_t>(coordinates(layout, rank).tp);
+  const Box holds = tp_box(spec, tp_share(spec.tp, static_cast<std::uint64_t>(layout.tp), tp_index));
+  return cut(holds, spec.shape, layout.dp, tensor);
+}
+
+const Box& optimizer_box(const Placed& placed, const Layout& layout) {
+  return layout.zero >= 1 ? placed.piece : placed.holds;
+}
+
+}  // namespace shardwright::reshard

@@ -1,0 +1,194 @@
+#include "reshard/layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "ckpt/error.h"
+
+namespace shardwright::reshard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ModelSpec model_with(std::int64_t layers, std::int64_t heads, std::int64_t kv_heads) {
+  ModelSpec model =
+      build_model({.layers = layers, .hidden = 16 * heads, .heads = heads, .vocab = 97, .seq_len = 8});
+  model.config.kv_heads = kv_heads;  // the rules look at the numbers only
+  return model;
+}
+
+std::string refusal(std::string_view text) {
+  try {
+    parse_layout(text);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::usage);
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Layout, ParsesAndPrints) {
+  EXPECT_EQ(parse_layout("t2p4d3z1"), (Layout{.tp = 2, .pp = 4, .dp = 3, .zero = 1}));
+  EXPECT_EQ(parse_layout("z3d5"), (Layout{.dp = 5, .zero = 3}));
+  EXPECT_EQ(parse_layout("v2p3"), (Layout{.pp = 3, .vpp = 2}));
+  EXPECT_EQ(parse_layout("d12").string(), "t1p1d12z0");
+  EXPECT_EQ(parse_layout("p2v2t8").string(), "t8p2d1z0v2");
+}
+
+TEST(Layout, RefusesWhatIsNoLayout) {
+  EXPECT_THAT(refusal(""), HasSubstr("is empty"));
+  EXPECT_THAT(refusal("x2"), HasSubstr("'x' is not a letter of a layout"));
+  EXPECT_THAT(refusal("t2t2"), HasSubstr("'t' stands twice"));
+  EXPECT_THAT(refusal("t"), HasSubstr("'t' is not followed by a number"));
+  EXPECT_THAT(refusal("td2"), HasSubstr("'t' is not followed by a number"));
+  EXPECT_THAT(refusal("t-2"), HasSubstr("'t' is not followed by a number"));
+  EXPECT_THAT(refusal("d0"), HasSubstr("'d' is 0, at least 1"));
+  EXPECT_THAT(refusal("z4"), HasSubstr("ZeRO stages are 0 to 3"));
+  EXPECT_THAT(refusal("d99999999999999"), HasSubstr("above 100000"));
+  EXPECT_THAT(refusal("t2 d2"), HasSubstr("' ' is not a letter"));
+}
+
+TEST(Layout, RanksCountTpFastestThenDpThenPp) {
+  const Layout layout = parse_layout("t2p2d3");
+  const Coordinates at = coordinates(layout, 9);
+  EXPECT_EQ(at.tp, 1);
+  EXPECT_EQ(at.dp, 1);
+  EXPECT_EQ(at.pp, 1);
+  EXPECT_THAT(axis_group(layout, 9, Axis::tp), ElementsAre(8, 9));
+  EXPECT_THAT(axis_group(layout, 9, Axis::dp), ElementsAre(7, 9, 11));
+  EXPECT_THAT(axis_group(layout, 9, Axis::pp), ElementsAre(3, 9));
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    EXPECT_EQ(rank_at(layout, coordinates(layout, rank)), rank);
+    for (const Axis axis : {Axis::tp, Axis::pp, Axis::dp}) {
+      const std::vector<int> group = axis_group(layout, rank, axis);
+      EXPECT_EQ(static_cast<int>(group.size()), axis_size(layout, axis));
+      EXPECT_EQ(group[static_cast<std::size_t>(axis_index(layout, rank, axis))], rank);
+    }
+  }
+}
+
+TEST(Layout, B17_RemainderOfLayersGoesToTheFirstStages) {
+  const ModelSpec model = model_with(30, 4, 4);
+  EXPECT_THAT(stage_layers(parse_layout("p4"), model), ElementsAre(8, 8, 7, 7));
+  EXPECT_THAT(stage_layers(parse_layout("p7"), model_with(7, 4, 4)), ElementsAre(1, 1, 1, 1, 1, 1, 1));
+  EXPECT_THAT(stage_layers(parse_layout("p2v2"), model_with(7, 4, 4)), ElementsAre(2, 2, 2, 1));
+  Layout chosen = parse_layout("p3");
+  chosen.stages = {10, 11, 9};
+  EXPECT_THAT(stage_layers(chosen, model), ElementsAre(10, 11, 9));
+}
+
+TEST(Layout, JsonGoesThereAndBack) {
+  const ModelSpec model = model_with(7, 4, 4);
+  Layout layout = parse_layout("t2p2d3z1v2");
+  EXPECT_EQ(to_json(layout, model),
+            R"({"dp":3,"pp":2,"stages":[2,2,2,1],"string":"t2p2d3z1v2","tp":2,"vpp":2,"zero":1})");
+  EXPECT_EQ(parse_layout_json(to_json(layout, model)), layout) << "the even spread is not kept as a choice";
+  layout.stages = {1, 2, 3, 1};
+  EXPECT_EQ(parse_layout_json(to_json(layout, model)), layout);
+  EXPECT_THROW(parse_layout_json("{}"), Error);
+  EXPECT_THROW(parse_layout_json(R"({"tp":0,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]})"), Error);
+}
+
+TEST(LayoutRules, B03_TpMessageGivesHeadsAndPossibleDegrees) {
+  EXPECT_THAT(illegal(parse_layout("t3"), model_with(4, 4, 4)),
+              ElementsAre("layout t3p1d1z0: tp 3: does not divide the 4 heads; possible with 4 heads and 4 "
+                          "KV heads: 1, 2, 4"));
+  EXPECT_THAT(illegal(parse_layout("t6"), model_with(4, 12, 4)),
+              ElementsAre("layout t6p1d1z0: tp 6: and the 4 KV heads do not divide each other; possible with "
+                          "12 heads and 4 KV "
+                          "heads: 1, 2, 4, 12"));
+  EXPECT_TRUE(illegal(parse_layout("t12"), model_with(4, 12, 4)).empty());
+  EXPECT_TRUE(illegal(parse_layout("t4"), model_with(4, 8, 2)).empty());
+}
+
+TEST(LayoutRules, StagesAndPipeline) {
+  const ModelSpec model = model_with(4, 4, 4);
+  EXPECT_THAT(illegal(parse_layout("p5"), model), ElementsAre(HasSubstr("possible with vpp 1: 1 to 4")));
+  EXPECT_THAT(illegal(parse_layout("v2"), model), ElementsAre(HasSubstr("needs a pipeline")));
+  EXPECT_TRUE(illegal(parse_layout("p2v2"), model).empty());
+  EXPECT_THAT(illegal(parse_layout("p2v2"), model, BatchShape{12, 4}),
+              ElementsAre(HasSubstr("divisible by pp and there are 3")));
+  Layout layout = parse_layout("p2");
+  layout.stages = {1, 3};
+  EXPECT_TRUE(illegal(layout, model).empty());
+  layout.stages = {1, 2};
+  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("sum to 3 layers; the model has 4")));
+  layout.stages = {4, 0};
+  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("at least 1 layer")));
+  layout.stages = {4};
+  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("1 numbers for 2 stages")));
+}
+
+TEST(LayoutRules, B146_PossibleDataParallelDegreesAreListed) {
+  const ModelSpec model = model_with(4, 4, 4);
+  EXPECT_THAT(illegal(parse_layout("d5"), model, BatchShape{12, 1}),
+              ElementsAre("layout t1p1d5z0: dp 5: micro_batch 1 x dp does not divide global_batch 12; "
+                          "possible dp: 1, 2, 3, 4, 6, "
+                          "12"));
+  EXPECT_TRUE(illegal(parse_layout("d6"), model, BatchShape{12, 1}).empty());
+  EXPECT_TRUE(illegal(parse_layout("d5"), model).empty()) << "without a batch the rule is training's";
+  EXPECT_THAT(illegal(parse_layout("d1"), model, BatchShape{12, 5}),
+              ElementsAre(HasSubstr("choose another micro_batch")));
+  EXPECT_EQ(micro_batches(parse_layout("d3"), BatchShape{12, 2}), 2);
+}
+
+TEST(LayoutRules, AllBrokenRulesAreReportedTogether) {
+  try {
+    check_layout(parse_layout("t3p9d5"), model_with(4, 4, 4), BatchShape{12, 1});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::usage);
+    const std::string message = e.what();
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 2) << message;
+  }
+  EXPECT_THAT(illegal(parse_layout("d100000p2"), model_with(4, 4, 4)),
+              ElementsAre(HasSubstr("more than 100000 ranks")));
+}
+
+TEST(LayoutRules, DpZeroIsWhatTheRankCountLeaves) {
+  Layout layout = parse_layout("t2p2");
+  layout.dp = 0;
+  EXPECT_EQ(with_ranks(layout, 12).dp, 3);
+  EXPECT_EQ(with_ranks(layout, 0).dp, 1);
+  EXPECT_THROW(with_ranks(layout, 6), Error);
+  EXPECT_EQ(with_ranks(parse_layout("t2d3"), 6).dp, 3);
+  EXPECT_THROW(with_ranks(parse_layout("t2d3"), 4), Error);
+}
+
+TEST(Shrink, KeepsTpAndPpWhileItCan) {
+  const ModelSpec model = model_with(4, 4, 4);
+  const BatchShape batch{12, 1};
+  const auto after = [&](const char* old, int remaining) {
+    const auto layout = shrink(parse_layout(old), model, batch, remaining, 1);
+    return layout ? layout->string() : "none";
+  };
+  EXPECT_EQ(after("d4z1", 3), "t1p1d3z1");
+  EXPECT_EQ(after("t2d2z1", 3), "t1p1d3z1") << "3 ranks with tp 1 are more than 2 with tp 2";
+  EXPECT_EQ(after("t2p2d2", 6), "t2p1d3z0") << "pp 2 would need a multiple of 4; pp 1 is nearer than pp 3";
+  EXPECT_EQ(after("t2p2d2", 4), "t2p2d1z0");
+  EXPECT_EQ(after("t4p1d3", 8), "t4p1d2z0");
+  EXPECT_EQ(after("d6", 5), "t1p1d4z0")
+      << "5 does not divide the batch, and 5 stages are more than the layers";
+}
+
+TEST(Shrink, RespectsMinimumAndStages) {
+  const ModelSpec model = model_with(4, 4, 4);
+  Layout old = parse_layout("p2d2");
+  old.stages = {1, 3};
+  auto next = shrink(old, model, {12, 1}, 3, 1);
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->string(), "t1p1d3z0") << "pp 1 and 3 are equally near";
+  EXPECT_TRUE(next->stages.empty());
+  next = shrink(old, model, {12, 1}, 2, 1);
+  ASSERT_TRUE(next);
+  EXPECT_EQ(next->string(), "t1p2d1z0");
+  EXPECT_THAT(next->stages, ElementsAre(1, 3));
+  EXPECT_FALSE(shrink(old, model, {12, 1}, 2, 3));
+  EXPECT_FALSE(shrink(old, model, {12, 1}, 0, 0));
+}
+
+}  // namespace
+}  // namespace shardwright::reshard
