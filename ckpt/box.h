@@ -54,6 +54,9 @@ class Dims {
 /// Product of the extents; 1 for a scalar. Callers that read shapes from files check for overflow there.
 std::uint64_t element_count(const Dims& shape);
 
+/// The same, or nothing where the product does not fit 64 bits: for shapes that come from a file.
+std::optional<std::uint64_t> checked_element_count(const Dims& shape);
+
 /// "[3, 64]"; "[]" for a scalar.
 std::string to_string(const Dims& dims);
 
@@ -74,7 +77,8 @@ struct Box {
 /// "[0:3, 8:16]".
 std::string to_string(const Box& box);
 
-/// The common part, or nothing where the boxes share no element. Both must have the same number of dimensions.
+/// The common part, or nothing where the boxes share no element. Both must have the same number of
+/// dimensions.
 std::optional<Box> intersect(const Box& a, const Box& b);
 
 /// True if each element of `inner` is in `outer`; an empty `inner` is contained in everything.
@@ -82,7 +86,7 @@ bool contains(const Box& outer, const Box& inner);
 
 /// Copies the elements of `region` (contained in both boxes) from the dense memory of `src_box` to the dense
 /// memory of `dst_box`. Longest contiguous runs are copied at once. Thread-safe for disjoint destinations.
-void copy_region(const std::byte* src, const Box& src_box, std::byte* dst, const Box& dst_box, const Box& region,
-                 std::size_t element_size);
+void copy_region(const std::byte* src, const Box& src_box, std::byte* dst, const Box& dst_box,
+                 const Box& region, std::size_t element_size);
 
 }  // namespace shardwright::ckpt

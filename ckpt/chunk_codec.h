@@ -1,5 +1,5 @@
-// One chunk between memory and file: byte shuffle -> one zstd frame with its content size -> Fletcher32 of the
-// frame, as HDF5's filters 2, 32015 and 3 define them, so that stock tools read what we write.
+// One chunk between memory and file: byte shuffle -> one zstd frame with its content size -> Fletcher32 of
+// the frame, as HDF5's filters 2, 32015 and 3 define them, so that stock tools read what we write.
 #pragma once
 
 #include <cstddef>

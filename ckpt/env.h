@@ -1,6 +1,7 @@
-// The seam to the operating system: every file, directory, fsync, rename and lock of this library goes through
-// an Env (as in LevelDB), so that tests can trace, fail, tear and kill each of them. libhdf5 writes through a
-// file driver over it. Calls name the path at fault in their Error; none retries a failed write or fsync.
+// The seam to the operating system: every file, directory, fsync, rename and lock of this library goes
+// through an Env (as in LevelDB), so that tests can trace, fail, tear and kill each of them. libhdf5 writes
+// through a file driver over it. Calls name the path at fault in their Error; none retries a failed write or
+// fsync.
 #pragma once
 
 #include <cstddef>
@@ -55,7 +56,8 @@ class Env {
   virtual void unlink(const std::string& path) = 0;
   /// Removes an empty directory; one that is not there is no error.
   virtual void remove_dir(const std::string& path) = 0;
-  /// Creates the directory and only those parents that are missing; "already there" is fine (other ranks race).
+  /// Creates the directory and only those parents that are missing; "already there" is fine (other ranks
+  /// race).
   virtual void create_dirs(const std::string& path) = 0;
   /// fsync of a directory.
   virtual void sync_dir(const std::string& path) = 0;
@@ -65,13 +67,18 @@ class Env {
   virtual bool is_dir(const std::string& path) = 0;
   /// Seconds since the epoch of the last modification.
   virtual double modified(const std::string& path) = 0;
-  /// Takes the lock file (created when missing) without waiting. Error(busy) if another process has it. On a file
-  /// system without locks (ENOLCK, ENOSYS, EOPNOTSUPP): one warning on standard error and a lock that holds nothing.
+  /// Takes the lock file (created when missing) without waiting. Error(busy) if another process has it. On a
+  /// file system without locks (ENOLCK, ENOSYS, EOPNOTSUPP): one warning on standard error and a lock that
+  /// holds nothing.
   virtual std::unique_ptr<FileLock> lock(const std::string& path) = 0;
 };
 
-/// The operating system itself.
+/// The operating system itself. The first call makes SIGXFSZ ignored where it still has its default action,
+/// so that a write beyond RLIMIT_FSIZE is Error(no_space) and not the end of the process.
 Env& posix_env();
+
+/// The directory that holds `path`, trailing slashes ignored; "." for a bare name.
+std::string parent_path(const std::string& path);
 
 /// Whole contents of a small file; Error(damaged) above `max_bytes`.
 std::string read_file(Env& env, const std::string& path, std::uint64_t max_bytes = 1u << 26);

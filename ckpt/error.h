@@ -49,7 +49,8 @@ class Error : public std::runtime_error {
   std::string path_;
 };
 
-/// Throws the Error for an errno value: ENOSPC, EDQUOT and EFBIG become no_space, ENOENT missing, all else io.
+/// Throws the Error for an errno value: ENOSPC, EDQUOT and EFBIG become no_space, ENOENT missing, all else
+/// io.
 [[noreturn]] void throw_errno(int error, const std::string& what, const std::string& path);
 
 }  // namespace shardwright

@@ -36,6 +36,7 @@ std::string to_hex(const Fingerprint& f);
 
 /// Fingerprint of `box` of a tensor of shape `global_shape`, its elements dense and row-major at `data`.
 /// An element's bits are its `element_size` bytes (1, 2, 4 or 8), little-endian. Thread-safe.
-Fingerprint fingerprint(const std::byte* data, std::size_t element_size, const Box& box, const Dims& global_shape);
+Fingerprint fingerprint(const std::byte* data, std::size_t element_size, const Box& box,
+                        const Dims& global_shape);
 
 }  // namespace shardwright::ckpt

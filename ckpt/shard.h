@@ -1,5 +1,5 @@
-// A shard: the boxes that one writer contributes to a checkpoint, as chunked datasets of one HDF5 file, closed by
-// the contiguous table /chunks (FORMAT.md, "Shards"). Written through libhdf5, read without it.
+// A shard: the boxes that one writer contributes to a checkpoint, as chunked datasets of one HDF5 file,
+// closed by the contiguous table /chunks (FORMAT.md, "Shards"). Written through libhdf5, read without it.
 #pragma once
 
 #include <atomic>
@@ -43,13 +43,15 @@ struct BoxRecord {
   Dims global_shape;
   Box box;
   Dims chunk;
-  std::string dataset;            // "/param/model.norm.weight", "...@1" for a further box of the same
-  std::uint64_t first_chunk = 0;  // row in /chunks of the box's first chunk; chunks in row-major order of the grid
+  std::string dataset;  // "/param/model.norm.weight", "...@1" for a further box of the same
+  std::uint64_t first_chunk =
+      0;  // row in /chunks of the box's first chunk; chunks in row-major order of the grid
   std::uint64_t chunks = 0;
   Fingerprint fingerprint;
 };
 
-/// The part record: what one writer vouches for. `error` non-empty means that it failed and the rest is empty.
+/// The part record: what one writer vouches for. `error` non-empty means that it failed and the rest is
+/// empty.
 struct Part {
   std::string attempt;  // "<generation>-<save number>", or "r-<hash>" for a reshard
   int rank = 0;
@@ -77,12 +79,13 @@ struct ShardStats {
   std::uint64_t peak_host_bytes = 0;  // in flight: raw and stored chunk buffers
 };
 
-/// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns the part
-/// to publish. Fault points shard.open, shard.mid, shard.close, shard.fsync. On any error the file is abandoned
-/// and the Error thrown; nothing is retried. `cancel` (may be null) ends it early with Error(peer).
-Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank, std::uint64_t step,
-                 std::span<const SaveItem> items, const ShardOptions& options, ShardStats* stats,
-                 const std::atomic<bool>* cancel = nullptr);
+/// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns
+/// the part to publish. Fault points shard.open, shard.mid, shard.close, shard.fsync. On any error the file
+/// is abandoned and the Error thrown; nothing is retried. `cancel` (may be null) ends it early with
+/// Error(peer).
+Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
+                 std::uint64_t step, std::span<const SaveItem> items, const ShardOptions& options,
+                 ShardStats* stats, const std::atomic<bool>* cancel = nullptr);
 
 /// Publishes `directory`/rank-NNNNN.part: temporary name, fsync, rename (fault point part.rename).
 void publish_part(Env& env, const std::string& directory, const Part& part);

@@ -38,8 +38,8 @@ class HostSource : public Source {
   std::size_t element_size_;
 };
 
-/// One box that this process writes. Over all processes of a save the boxes of a (tensor, kind) must cover the
-/// global shape exactly once; verify and commit check it.
+/// One box that this process writes. Over all processes of a save the boxes of a (tensor, kind) must cover
+/// the global shape exactly once; verify and commit check it.
 struct SaveItem {
   std::string tensor;  // global name; '/' and '@' are refused
   std::string kind;    // "param", "exp_avg", "exp_avg_sq", or the caller's own
@@ -54,9 +54,9 @@ struct SaveItem {
 struct LoadItem {
   std::string tensor;
   std::string kind;
-  DType dtype = DType::f32;  // must equal the stored one
-  Dims global_shape;         // must equal the stored one
-  Box box;                   // may be empty
+  DType dtype = DType::f32;          // must equal the stored one
+  Dims global_shape;                 // must equal the stored one
+  Box box;                           // may be empty
   std::byte* destination = nullptr;  // dense memory of `box`
 };
 
