@@ -1,5 +1,6 @@
-// Collectives over a group of ranks. Every call is collective over the group and made by the main thread only; each has a
-// deadline through the watchdog, which ends a process whose peer is gone. No collective of our own: MPI here.
+// Collectives over a group of ranks. Every call is collective over the group and made by the main thread
+// only; each has a deadline through the watchdog, which ends a process whose peer is gone. No collective of
+// our own: MPI here. A collective that MPI refuses is Error(peer).
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,14 @@ class Communicator {
   virtual void all_reduce_sum(std::span<double> values) = 0;
   virtual void all_reduce_max(std::span<float> values) = 0;
   virtual void all_reduce_max(std::span<std::int64_t> values) = 0;
-  /// `in` holds the segments of all ranks one after the other (`counts` elements each, zero allowed); `out` receives the sum of
-  /// this rank's segment.
+  /// `in` holds the segments of all ranks one after the other (`counts` elements each, zero allowed); `out`
+  /// receives the sum of this rank's segment.
   virtual void reduce_scatter_sum(std::span<const float> in, std::span<float> out,
                                   std::span<const std::int64_t> counts) = 0;
-  /// The reverse: this rank's segment `in` (counts[rank()] elements) into place in `out` on every rank. `in` may be its place in `out`.
-  virtual void all_gather(std::span<const float> in, std::span<float> out, std::span<const std::int64_t> counts) = 0;
+  /// The reverse: this rank's segment `in` (counts[rank()] elements) into place in `out` on every rank. `in`
+  /// may be its place in `out`.
+  virtual void all_gather(std::span<const float> in, std::span<float> out,
+                          std::span<const std::int64_t> counts) = 0;
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual void barrier() = 0;
 
@@ -38,28 +41,39 @@ class Communicator {
   virtual std::vector<std::string> all_gather(const std::string& text) = 0;
 };
 
-/// Starts MPI (once per process, MPI_THREAD_FUNNELED) and ends it. The one place that calls MPI_Init and MPI_Finalize.
+/// Starts MPI (once per process, MPI_THREAD_FUNNELED) and ends it: construction and destruction are
+/// collective over all ranks, so a rank that leaves alone calls leave() instead. The one place that calls
+/// MPI_Init and MPI_Finalize.
 class MpiRuntime {
  public:
   MpiRuntime();
   ~MpiRuntime();
   MpiRuntime(const MpiRuntime&) = delete;
+  MpiRuntime& operator=(const MpiRuntime&) = delete;
   int rank() const;
   int size() const;
-  int local_ranks() const;  // ranks on this host
+  int local_ranks() const;  // ranks on this host; collective
+  /// Ends this process, and through the launcher its peers, without waiting for anyone.
+  [[noreturn]] void leave(int status) const;
 };
 
 /// All communicators of a rank: the world and one per axis, made in an order that all ranks share.
 struct Communicators {
   std::unique_ptr<Communicator> world;
-  std::unique_ptr<Communicator> tp;
-  std::unique_ptr<Communicator> dp;
-  std::unique_ptr<Communicator> model;  // ranks with the same dp index (tp x pp): holds one whole copy of the model
+  std::unique_ptr<Communicator> tensor;  // along tp
+  std::unique_ptr<Communicator> data;    // along dp
+  std::unique_ptr<Communicator>
+      model;  // ranks with the same dp index (tp x pp): holds one whole copy of the model
 };
 Communicators make_mpi_communicators(const MpiRuntime& mpi, const reshard::Layout& layout);
-/// The world alone, for what comes before a layout is agreed.
-std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime& mpi);
+/// Elements in one MPI call at most, because MPI 3 counts are ints.
+inline constexpr std::int64_t kMaxMpiCount = std::int64_t{1} << 30;
+/// The world alone, for what comes before a layout is agreed. Larger collectives are made of several calls of
+/// `max_count` elements.
+std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime& mpi, std::int64_t max_count = kMaxMpiCount);
 /// A group of one, without MPI: every collective is the identity.
 std::unique_ptr<Communicator> make_self_communicator();
+/// Groups of one on every axis.
+Communicators make_self_communicators();
 
 }  // namespace shardwright::trainer

@@ -1,5 +1,5 @@
-// From local gradients to new parameters: data-parallel reduction, global norm, clipping, AdamW, and the gather that ZeRO 1
-// needs. The pieces are placement's; nothing here computes a range.
+// From local gradients to new parameters: data-parallel reduction, global norm, clipping, AdamW, and the
+// gather that ZeRO 1 needs. The pieces are placement's; nothing here computes a range.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,52 @@ struct StepResult {
   bool finite = true;
 };
 
+/// Told of each (kind, box) just before it changes.
+using BeforeWrite = std::function<void(const Parameter&, const char* kind, const ckpt::Box&)>;
+
 class Optimizer {
  public:
-  Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream, const Config::Optim& hyper);
+  Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
+            const Config::Optim& hyper);
 
-  /// ZeRO 0: all-reduce of gradients over dp. ZeRO 1: reduce-scatter, each rank its pieces (uneven). Uses one packed buffer.
+  /// ZeRO 0: all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter through one packed buffer,
+  /// each rank its pieces (uneven, some empty); gradients outside them are then stale.
   void reduce_gradients();
 
-  /// The norm over writer boxes only (each element once), summed over all ranks in float64. `words` are summed along in the same
-  /// all-reduce: how outcomes, failures, busy flags and stop requests travel without a collective of their own.
+  /// The norm over writer boxes only (each element once), summed over all ranks in float64. `words` are
+  /// summed along in the same all-reduce: how outcomes, failures, busy flags and stop requests travel without
+  /// a collective of their own.
   StepResult norm(std::span<double> words);
 
-  /// AdamW on the optimizer boxes with the norm's clipping, then (ZeRO 1) all-gather of parameters. `before_write` is called for
-  /// each (kind, box) about to change. `step` counts from 1.
-  void update(const StepResult& norm, double lr, std::int64_t step,
-              const std::function<void(const Parameter&, const char* kind, const ckpt::Box&)>& before_write);
+  /// AdamW on the optimizer boxes with the norm's clipping, then (ZeRO 1) all-gather of parameters.
+  /// `before_write` is called for each (kind, box) about to change. `step` counts from 1.
+  void update(const StepResult& norm, double lr, std::int64_t step, const BeforeWrite& before_write);
 
  private:
+  /// A dp piece of one tensor, in the packed buffer and in the tensor's memory.
+  struct Segment {
+    std::size_t parameter = 0;
+    std::uint64_t offset = 0;  // in `holds`
+    std::uint64_t length = 0;
+    std::uint64_t packed = 0;  // in packed_
+  };
+  void plan_segments();
+  void gather_parameters();
+  std::span<const Segment> own_segments() const;
+
   Parameters& parameters_;
   Communicators& comms_;
   kernels::Stream& stream_;
   Config::Optim hyper_;
-  std::vector<float> packed_;
-  std::vector<std::int64_t> counts_;
+  std::vector<Segment> segments_;     // by dp index, then tensor; none where nothing is sharded
+  std::vector<std::size_t> first_;    // per dp index, its first segment; one more at the end
+  std::vector<std::int64_t> counts_;  // elements per dp index
+  std::vector<float> packed_;         // all segments
+  std::vector<float> reduced_;        // this rank's
 };
 
-/// Learning rate of step `step` (from 1): a pure function. Linear warm-up over warmup_steps, then cosine or linear to min_lr at `steps`,
-/// constant, or wsd (constant, then linear to min_lr over the last tenth).
+/// Learning rate of step `step` (from 1): a pure function. Linear warm-up over warmup_steps, then cosine or
+/// linear to min_lr at `steps`, constant, or wsd (constant, then linear to min_lr over the last tenth).
 double learning_rate(const Config::Optim& hyper, std::int64_t step, std::int64_t steps);
 
 }  // namespace shardwright::trainer

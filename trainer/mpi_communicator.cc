@@ -1,0 +1,213 @@
+// The one place with MPI calls.
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <limits>
+#include <numeric>
+
+#include "ckpt/error.h"
+#include "trainer/communicator.h"
+
+namespace shardwright::trainer {
+namespace {
+
+void check(int code, const char* call, int rank) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(ErrorCode::peer, fmt::format("rank {}: {} failed: {}; a peer or the network is gone", rank,
+                                           call, std::string(text, length)));
+}
+
+class MpiCommunicator : public Communicator {
+ public:
+  MpiCommunicator(MPI_Comm comm, bool owned, std::int64_t max_count)
+      : comm_(comm), owned_(owned), max_count_(max_count) {
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
+  }
+  ~MpiCommunicator() override {
+    if (owned_) MPI_Comm_free(&comm_);
+  }
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void all_reduce_sum(std::span<float> values) override { all_reduce(values, MPI_FLOAT, MPI_SUM); }
+  void all_reduce_sum(std::span<double> values) override { all_reduce(values, MPI_DOUBLE, MPI_SUM); }
+  void all_reduce_max(std::span<float> values) override { all_reduce(values, MPI_FLOAT, MPI_MAX); }
+  void all_reduce_max(std::span<std::int64_t> values) override { all_reduce(values, MPI_INT64_T, MPI_MAX); }
+
+  void reduce_scatter_sum(std::span<const float> in, std::span<float> out,
+                          std::span<const std::int64_t> counts) override {
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    assert(counts.size() == static_cast<std::size_t>(size_) && in.size() == static_cast<std::size_t>(total));
+    assert(out.size() == static_cast<std::size_t>(counts[static_cast<std::size_t>(rank_)]));
+    if (total <= max_count_) {
+      const std::vector<int> ints(counts.begin(), counts.end());
+      check(MPI_Reduce_scatter(in.data(), out.data(), ints.data(), MPI_FLOAT, MPI_SUM, comm_),
+            "MPI_Reduce_scatter", rank_);
+      return;
+    }
+    // Too large for int displacements: each segment in calls of its own.
+    std::int64_t offset = 0;
+    for (int root = 0; root < size_; ++root) {
+      for_pieces(counts[static_cast<std::size_t>(root)], [&](std::int64_t first, int count) {
+        check(MPI_Reduce(in.data() + offset + first, root == rank_ ? out.data() + first : nullptr, count,
+                         MPI_FLOAT, MPI_SUM, root, comm_),
+              "MPI_Reduce", rank_);
+      });
+      offset += counts[static_cast<std::size_t>(root)];
+    }
+  }
+
+  void all_gather(std::span<const float> in, std::span<float> out,
+                  std::span<const std::int64_t> counts) override {
+    const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    assert(counts.size() == static_cast<std::size_t>(size_) && out.size() == static_cast<std::size_t>(total));
+    std::vector<std::int64_t> offsets(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), std::int64_t{0});
+    float* own = out.data() + offsets[static_cast<std::size_t>(rank_)];
+    if (in.data() != own) std::copy(in.begin(), in.end(), own);
+    if (total <= max_count_) {
+      const std::vector<int> ints(counts.begin(), counts.end());
+      const std::vector<int> displacements(offsets.begin(), offsets.end());
+      check(MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_FLOAT, out.data(), ints.data(), displacements.data(),
+                           MPI_FLOAT, comm_),
+            "MPI_Allgatherv", rank_);
+      return;
+    }
+    for (int root = 0; root < size_; ++root) {
+      float* segment = out.data() + offsets[static_cast<std::size_t>(root)];
+      for_pieces(counts[static_cast<std::size_t>(root)], [&](std::int64_t first, int count) {
+        check(MPI_Bcast(segment + first, count, MPI_FLOAT, root, comm_), "MPI_Bcast", rank_);
+      });
+    }
+  }
+
+  void broadcast(std::span<std::byte> bytes, int root) override {
+    for_pieces(static_cast<std::int64_t>(bytes.size()), [&](std::int64_t first, int count) {
+      check(MPI_Bcast(bytes.data() + first, count, MPI_BYTE, root, comm_), "MPI_Bcast", rank_);
+    });
+  }
+
+  void barrier() override { check(MPI_Barrier(comm_), "MPI_Barrier", rank_); }
+
+  std::vector<std::string> all_gather(const std::string& text) override {
+    std::vector<int> lengths(static_cast<std::size_t>(size_));
+    const int length = static_cast<int>(std::min<std::size_t>(text.size(), kMaxText));
+    check(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_), "MPI_Allgather", rank_);
+    std::vector<int> offsets(lengths.size());
+    std::exclusive_scan(lengths.begin(), lengths.end(), offsets.begin(), 0);
+    std::string all(static_cast<std::size_t>(offsets.back() + lengths.back()), '\0');
+    check(MPI_Allgatherv(text.data(), length, MPI_CHAR, all.data(), lengths.data(), offsets.data(), MPI_CHAR,
+                         comm_),
+          "MPI_Allgatherv", rank_);
+    std::vector<std::string> texts;
+    for (std::size_t r = 0; r < lengths.size(); ++r)
+      texts.push_back(all.substr(static_cast<std::size_t>(offsets[r]), static_cast<std::size_t>(lengths[r])));
+    return texts;
+  }
+
+ private:
+  // A bound on one rank's text, so that no number of ranks overflows an int displacement.
+  static constexpr std::size_t kMaxText = 1u << 16;
+
+  template <typename T>
+  void all_reduce(std::span<T> values, MPI_Datatype type, MPI_Op op) {
+    for_pieces(static_cast<std::int64_t>(values.size()), [&](std::int64_t first, int count) {
+      check(MPI_Allreduce(MPI_IN_PLACE, values.data() + first, count, type, op, comm_), "MPI_Allreduce",
+            rank_);
+    });
+  }
+
+  template <typename F>
+  void for_pieces(std::int64_t total, F call) const {
+    for (std::int64_t first = 0; first < total; first += max_count_)
+      call(first, static_cast<int>(std::min(max_count_, total - first)));
+  }
+
+  MPI_Comm comm_;
+  bool owned_;
+  std::int64_t max_count_;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+// Collective: every rank makes its splits in the same order. `colour` names the group, `place` the order
+// inside it.
+std::unique_ptr<Communicator> split(int colour, int place, int rank) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  check(MPI_Comm_split(MPI_COMM_WORLD, colour, place, &comm), "MPI_Comm_split", rank);
+  return std::make_unique<MpiCommunicator>(comm, true, kMaxMpiCount);
+}
+
+std::unique_ptr<Communicator> axis_communicator(const reshard::Layout& layout, int rank, reshard::Axis axis) {
+  // The first rank of a group names it.
+  return split(reshard::axis_group(layout, rank, axis).front(), reshard::axis_index(layout, rank, axis),
+               rank);
+}
+
+}  // namespace
+
+MpiRuntime::MpiRuntime() {
+  int provided = MPI_THREAD_SINGLE;
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread", 0);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  if (provided < MPI_THREAD_FUNNELED)
+    throw Error(ErrorCode::io,
+                "MPI: no support for threads (MPI_THREAD_FUNNELED); an MPI built with threads");
+}
+
+MpiRuntime::~MpiRuntime() { MPI_Finalize(); }
+
+int MpiRuntime::rank() const {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+
+int MpiRuntime::size() const {
+  int size = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
+}
+
+int MpiRuntime::local_ranks() const {
+  MPI_Comm host = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+        "MPI_Comm_split_type", rank());
+  int size = 1;
+  MPI_Comm_size(host, &size);
+  MPI_Comm_free(&host);
+  return size;
+}
+
+void MpiRuntime::leave(int status) const {
+  std::fflush(nullptr);
+  MPI_Abort(MPI_COMM_WORLD, status);
+  std::_Exit(status);
+}
+
+std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime&, std::int64_t max_count) {
+  return std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, false, max_count);
+}
+
+Communicators make_mpi_communicators(const MpiRuntime& mpi, const reshard::Layout& layout) {
+  const int rank = mpi.rank();
+  Communicators result;
+  result.world = make_mpi_world(mpi);
+  result.tensor = axis_communicator(layout, rank, reshard::Axis::tp);
+  result.data = axis_communicator(layout, rank, reshard::Axis::dp);
+  result.model = split(reshard::axis_index(layout, rank, reshard::Axis::dp), rank, rank);
+  return result;
+}
+
+}  // namespace shardwright::trainer

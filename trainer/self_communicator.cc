@@ -1,0 +1,49 @@
+#include <algorithm>
+#include <cassert>
+
+#include "trainer/communicator.h"
+
+namespace shardwright::trainer {
+namespace {
+
+class SelfCommunicator : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_reduce_sum(std::span<float>) override {}
+  void all_reduce_sum(std::span<double>) override {}
+  void all_reduce_max(std::span<float>) override {}
+  void all_reduce_max(std::span<std::int64_t>) override {}
+  void reduce_scatter_sum(std::span<const float> in, std::span<float> out,
+                          [[maybe_unused]] std::span<const std::int64_t> counts) override {
+    assert(counts.size() == 1 && in.size() == static_cast<std::size_t>(counts[0]) && in.size() == out.size());
+    if (in.data() != out.data()) std::copy(in.begin(), in.end(), out.begin());
+  }
+  void all_gather(std::span<const float> in, std::span<float> out,
+                  std::span<const std::int64_t> counts) override {
+    reduce_scatter_sum(in, out, counts);
+  }
+  void broadcast(std::span<std::byte>, int) override {}
+  void barrier() override {}
+  std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_self_communicator() { return std::make_unique<SelfCommunicator>(); }
+
+Communicators make_self_communicators() {
+  return {make_self_communicator(), make_self_communicator(), make_self_communicator(),
+          make_self_communicator()};
+}
+
+// Two broadcasts, because only the root knows the length.
+std::string Communicator::broadcast(const std::string& text, int root) {
+  std::uint64_t length = text.size();
+  broadcast(std::as_writable_bytes(std::span(&length, 1)), root);
+  std::string result = rank() == root ? text : std::string(length, '\0');
+  broadcast(std::as_writable_bytes(std::span(result.data(), result.size())), root);
+  return result;
+}
+
+}  // namespace shardwright::trainer
