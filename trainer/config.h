@@ -1,5 +1,5 @@
-// The configuration of a run: TOML file, then --set, checked as a whole. Unknown keys are errors that suggest the nearest
-// one; a value whose feature is not built yet is an error that says so.
+// The configuration of a run: TOML file, then --set, checked as a whole. Unknown keys are errors that suggest
+// the nearest one; a value whose feature is not built yet is an error that says so.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 namespace shardwright::trainer {
 
 struct Config {
-  std::string file;      // as given
-  std::string run_dir;   // [run] dir, default runs/<stem of the file>
+  std::string file;             // as given
+  std::string run_dir;          // [run] dir, default runs/<stem of the file>
   std::string checkpoints_dir;  // [checkpoint] dir, default <run_dir>/checkpoints
 
   reshard::ModelConfig model;  // [model], defaults filled in
@@ -52,7 +52,8 @@ struct Config {
   } optim;
 
   struct Parallel {
-    reshard::Layout layout;  // dp = 0: what the rank count leaves
+    // dp = 0: what the rank count leaves (reshard::with_ranks).
+    reshard::Layout layout = {.tp = 1, .pp = 1, .dp = 0, .zero = 0, .vpp = 1, .stages = {}};
     std::string schedule = "1f1b";
     bool sequence_parallel = false;
     std::string recompute = "none";
@@ -85,11 +86,13 @@ struct Config {
 /// "section.key" and the text of its value, as --set gives them.
 using Override = std::pair<std::string, std::string>;
 
-/// Reads and checks; Error(usage) with a line for each mistake: unknown key (nearest known), wrong type (what is right), value out of range,
-/// not built yet. Error(missing) for the file. Paths stay as written (relative to the working directory).
+/// Reads and checks; Error(usage) with a line for each mistake: unknown key (nearest known), wrong type (what
+/// is right), value out of range, not built yet. Error(missing) for the file. Paths stay as written (relative
+/// to the working directory).
 Config load_config(const std::string& file, const std::vector<Override>& overrides);
 
-/// The effective, complete configuration as TOML (written to <run>/config.toml); load_config reads it back to the same Config.
+/// The effective, complete configuration as TOML (written to <run>/config.toml); load_config reads it back to
+/// the same Config.
 std::string to_toml(const Config& config);
 /// The same as one JSON object, as kept in manifests.
 std::string to_json(const Config& config);
