@@ -32,8 +32,8 @@ struct ConfigKey {
   /// The largest number (of a bool: 1 is true) whose feature is built.
   double built_most = std::numeric_limits<double>::infinity();
   // Texts: the values there are (empty: any text), and those whose feature is not built yet.
-  std::vector<std::string> choices;
-  std::vector<std::string> later;
+  std::vector<std::string> choices = {};
+  std::vector<std::string> later = {};
 };
 
 /// In the order in which they are printed; sections are contiguous.
