@@ -46,6 +46,8 @@ struct CommitJob {
   std::function<bool()> still_mine = [] { return true; };
   /// What an existing final_dir is renamed to; empty: an existing one is Error(exists).
   std::string supersede_suffix;
+  /// Called with the assembled manifest before anything of it is written; what it throws ends the attempt. May be empty.
+  std::function<void(const Manifest&)> before_commit;
 };
 
 /// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes
