@@ -1,5 +1,5 @@
-// From finished shards to a checkpoint that a scan may select: COMMIT, the attempt directory, the order of
-// fsyncs and renames (FORMAT.md, "Commit order"), and the retention that follows.
+// From finished shards to a checkpoint that a scan may select: COMMIT, the attempt directory, the order of fsyncs and
+// renames (FORMAT.md, "Commit order"), and the retention that follows.
 #pragma once
 
 #include <atomic>
@@ -25,9 +25,8 @@ struct Commit {
 
 inline constexpr int kFormatVersion = 1;
 
-/// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest
-/// is wrong, Error(future_version) if its version is newer (checked before anything else of it is
-/// interpreted).
+/// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest is wrong,
+/// Error(future_version) if its version is newer (checked before anything else of it is interpreted).
 Commit read_commit(Env& env, const std::string& directory);
 
 /// "step-0000000120"
@@ -38,7 +37,7 @@ std::optional<std::uint64_t> parse_step_dir(const std::string& name);
 struct CommitJob {
   std::string attempt_dir;  // where the shards and parts are
   std::string final_dir;
-  Commit commit;  // manifest filled in by commit_attempt
+  Commit commit;            // manifest filled in by commit_attempt
   Description description;
   int writers = 1;          // parts expected: rank-00000.part ...
   double deadline_s = 120;  // for the parts to arrive
@@ -50,10 +49,10 @@ struct CommitJob {
   std::function<void(const Manifest&)> before_commit;
 };
 
-/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes
-/// COMMIT, renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write,
-/// commit.write, commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer |
-/// deadline) naming the rank. `cancel` (may be null) ends the wait. Returns the manifest.
+/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes COMMIT,
+/// renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write, commit.write,
+/// commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer | deadline) naming the rank.
+/// `cancel` (may be null) ends the wait. Returns the manifest.
 Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace shardwright::ckpt

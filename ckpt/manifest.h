@@ -1,5 +1,5 @@
-// The manifest: everything about a checkpoint but the values. Stored as manifest.h5 (columnar tables),
-// digested by COMMIT, and never parsed before that digest was checked (FORMAT.md, "Manifest").
+// The manifest: everything about a checkpoint but the values. Stored as manifest.h5 (columnar tables), digested by
+// COMMIT, and never parsed before that digest was checked (FORMAT.md, "Manifest").
 #pragma once
 
 #include <cstdint>
@@ -51,13 +51,13 @@ struct Manifest {
   Description description;
 };
 
-/// Joins the parts of all writers. Error(damaged) unless every state is covered exactly once (element counts,
-/// overlap), shapes and types agree, and no part carries an error.
+/// Joins the parts of all writers. Error(damaged) unless every state is covered exactly once (element counts, overlap),
+/// shapes and types agree, and no part carries an error.
 Manifest assemble(std::span<const Part> parts, Description description);
 
-/// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique
-/// names, boxes inside their tensor, coverage exactly once, chunk counts and table rows in range. One message
-/// per breach, with the contract's problem code (coverage, overlap, manifest, path).
+/// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique names, boxes
+/// inside their tensor, coverage exactly once, chunk counts and table rows in range. One message per breach, with the
+/// contract's problem code (coverage, overlap, manifest, path).
 struct Breach {
   std::string code;
   std::string tensor;

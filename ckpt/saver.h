@@ -1,5 +1,5 @@
-// Asynchronous saving: one per process, a background thread behind the training loop. Comm-free: ranks meet
-// in the attempt directory only, whose name each of them knows from the generation and the save number.
+// Asynchronous saving: one per process, a background thread behind the training loop. Comm-free: ranks meet in
+// the attempt directory only, whose name each of them knows from the generation and the save number.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,7 @@ struct SaverOptions {
   double commit_deadline_s = 120;
   int keep = 0;  // newest valid checkpoints kept; 0: all
   bool async = true;
-  /// The checkpoint this generation resumed from, which retention spares until the first commit; may be
-  /// empty.
+  /// The checkpoint this generation resumed from, which retention spares until the first commit; may be empty.
   std::string resumed_from;
 };
 
@@ -38,8 +37,8 @@ struct SaveRequest {
 
 enum class SaveResult { committed, failed, skipped };
 
-/// What came of a save; the fields of the metrics record "checkpoint". On ranks other than 0 `committed`
-/// means that the part was published. Everything about save N is captured at the call.
+/// What came of a save; the fields of the metrics record "checkpoint". On ranks other than 0 `committed` means that the part
+/// was published. Everything about save N is captured at the call.
 struct SaveOutcome {
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
@@ -66,9 +65,8 @@ class Saver {
   /// Cancels what is running and joins.
   ~Saver();
 
-  /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point
-  /// save.begin. The previous save must have ended: wait() or skip first. Does not throw for a save that
-  /// fails: see take_outcomes().
+  /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point save.begin. The
+  /// previous save must have ended: wait() or skip first. Does not throw for a save that fails: see take_outcomes().
   void start(SaveRequest request);
   /// Records a due save that was not made.
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
