@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "ckpt/box.h"
 #include "ckpt/dtype.h"
@@ -33,6 +34,9 @@ struct Fingerprint {
 
 /// 32 hex digits: sum of h, then sum of g.
 std::string to_hex(const Fingerprint& f);
+
+/// Inverse of the hexadecimal form, with its count; Error(damaged) for any other text.
+Fingerprint parse_fingerprint(std::string_view hex, std::uint64_t count);
 
 /// Fingerprint of `box` of a tensor of shape `global_shape`, its elements dense and row-major at `data`.
 /// An element's bits are its `element_size` bytes (1, 2, 4 or 8), little-endian. Thread-safe.

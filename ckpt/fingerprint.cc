@@ -1,0 +1,143 @@
+#include "ckpt/fingerprint.h"
+
+#include <fmt/format.h>
+
+#include <cassert>
+#include <cstring>
+
+#include "ckpt/digest.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SHARDWRIGHT_X86 1
+#else
+#define SHARDWRIGHT_X86 0
+#endif
+
+namespace shardwright::ckpt {
+namespace {
+
+struct Sums {
+  std::uint64_t h = 0;
+  std::uint64_t g = 0;
+};
+
+/// MurmurHash3's fmix64.
+[[gnu::always_inline]] inline std::uint64_t mix(std::uint64_t v) {
+  v ^= v >> 33;
+  v *= 0xff51afd7ed558ccdull;
+  v ^= v >> 33;
+  v *= 0xc4ceb9fe1a85ec53ull;
+  v ^= v >> 33;
+  return v;
+}
+
+/// Elements `first`, `first` + 1, ... of the tensor, contiguous at `data`. Inlined into one function per
+/// instruction set, where the compiler vectorises the loop.
+template <typename Bits>
+[[gnu::always_inline]] inline Sums sum_run(const std::byte* data, std::uint64_t first, std::uint64_t count) {
+  std::uint64_t h_sum = 0, g_sum = 0;
+  for (std::uint64_t k = 0; k < count; ++k) {
+    Bits bits;
+    std::memcpy(&bits, data + k * sizeof(Bits), sizeof(Bits));
+    const std::uint64_t h = mix(mix(first + k + 1) + bits);
+    std::uint64_t g = (h ^ h >> 29) * 0xbf58476d1ce4e5b9ull;
+    g ^= g >> 32;
+    h_sum += h;
+    g_sum += g;
+  }
+  return {h_sum, g_sum};
+}
+
+template <typename Bits>
+Sums sum_portable(const std::byte* data, std::uint64_t first, std::uint64_t count) {
+  return sum_run<Bits>(data, first, count);
+}
+
+#if SHARDWRIGHT_X86
+template <typename Bits>
+[[gnu::target("avx2")]] Sums sum_avx2(const std::byte* data, std::uint64_t first, std::uint64_t count) {
+  return sum_run<Bits>(data, first, count);
+}
+
+// AVX-512DQ multiplies 64-bit lanes.
+template <typename Bits>
+[[gnu::target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")]] Sums sum_avx512(
+    const std::byte* data, std::uint64_t first, std::uint64_t count) {
+  return sum_run<Bits>(data, first, count);
+}
+#endif
+
+using SumFunction = Sums (*)(const std::byte*, std::uint64_t, std::uint64_t);
+
+template <typename Bits>
+SumFunction pick() {
+#if SHARDWRIGHT_X86
+  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw"))
+    return sum_avx512<Bits>;
+  if (__builtin_cpu_supports("avx2")) return sum_avx2<Bits>;
+#endif
+  return sum_portable<Bits>;
+}
+
+SumFunction function_for(std::size_t element_size) {
+  static const SumFunction by_size[] = {pick<std::uint8_t>(), pick<std::uint16_t>(), pick<std::uint32_t>(),
+                                        pick<std::uint64_t>()};
+  switch (element_size) {
+    case 1:
+      return by_size[0];
+    case 2:
+      return by_size[1];
+    case 4:
+      return by_size[2];
+    default:
+      assert(element_size == 8);
+      return by_size[3];
+  }
+}
+
+}  // namespace
+
+std::string to_hex(const Fingerprint& f) { return fmt::format("{:016x}{:016x}", f.h, f.g); }
+
+Fingerprint parse_fingerprint(std::string_view hex, std::uint64_t count) {
+  const Digest128 halves = parse_digest(hex);
+  return {halves.high, halves.low, count};
+}
+
+Fingerprint fingerprint(const std::byte* data, std::size_t element_size, const Box& box,
+                        const Dims& global_shape) {
+  assert(box.shape.size() == global_shape.size());
+  assert(contains(Box::whole(global_shape), box));
+  Fingerprint total;
+  total.count = box.elements();
+  if (total.count == 0) return total;
+  const SumFunction sum = function_for(element_size);
+
+  // Trailing dimensions that the box holds whole join into one run of consecutive global indices.
+  const std::size_t dims = box.shape.size();
+  std::size_t outer = dims;
+  std::uint64_t run = 1;
+  while (outer > 0) {
+    --outer;
+    run *= box.shape[outer];
+    if (box.shape[outer] != global_shape[outer]) break;
+  }
+
+  Dims at = box.offset;
+  for (std::uint64_t done = 0; done < total.count; done += run) {
+    std::uint64_t first = 0;
+    for (std::size_t d = 0; d < dims; ++d) first = first * global_shape[d] + at[d];
+    const Sums sums = sum(data, first, run);
+    total.h += sums.h;
+    total.g += sums.g;
+    data += run * element_size;
+    for (std::size_t d = outer; d-- > 0;) {
+      if (++at[d] < box.end(d)) break;
+      at[d] = box.offset[d];
+    }
+  }
+  return total;
+}
+
+}  // namespace shardwright::ckpt
