@@ -1,0 +1,42 @@
+// How a box is cut into chunks.
+#include <algorithm>
+#include <cassert>
+
+#include "ckpt/shard.h"
+
+namespace shardwright::ckpt {
+
+Dims chunk_grid(const Box& box, const Dims& chunk) {
+  assert(box.shape.size() == chunk.size());
+  Dims grid;
+  for (std::size_t d = 0; d < chunk.size(); ++d) {
+    assert(chunk[d] > 0);
+    grid.push_back(box.shape[d] / chunk[d] + (box.shape[d] % chunk[d] != 0));
+  }
+  return grid;
+}
+
+Box chunk_box(const Box& box, const Dims& chunk, std::uint64_t index) {
+  const Dims grid = chunk_grid(box, chunk);
+  assert(index < element_count(grid));
+  Box part = box;
+  for (std::size_t d = grid.size(); d-- > 0;) {
+    const std::uint64_t start = index % grid[d] * chunk[d];
+    index /= grid[d];
+    part.offset[d] = box.offset[d] + start;
+    part.shape[d] = std::min(chunk[d], box.shape[d] - start);
+  }
+  return part;
+}
+
+Dims default_chunk(const Dims& box_shape, std::size_t element_size) {
+  Dims chunk = box_shape;
+  std::uint64_t room = kMaxChunkBytes / element_size;
+  for (std::size_t d = chunk.size(); d-- > 0;) {
+    chunk[d] = std::clamp<std::uint64_t>(chunk[d], 1, room);
+    room /= chunk[d];
+  }
+  return chunk;
+}
+
+}  // namespace shardwright::ckpt

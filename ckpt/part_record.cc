@@ -1,0 +1,149 @@
+// The part record: JSON and its digest, the one word a writer says to the committer (FORMAT.md, "Part
+// records").
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "ckpt/error.h"
+#include "ckpt/fault.h"
+#include "ckpt/shard.h"
+
+namespace shardwright::ckpt {
+namespace {
+
+using nlohmann::json;
+
+// A part of a million boxes is far below this.
+constexpr std::uint64_t kMaxPartBytes = 1ull << 32;
+
+json to_json(const Dims& dims) {
+  json list = json::array();
+  for (std::uint64_t v : dims) list.push_back(v);
+  return list;
+}
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::damaged, what); }
+
+std::uint64_t number(const json& object, const char* field) {
+  const json& value = object.at(field);
+  if (!value.is_number_unsigned()) refuse(fmt::format("field '{}' is not a whole number", field));
+  return value.get<std::uint64_t>();
+}
+
+Dims dims(const json& object, const char* field) {
+  const json& list = object.at(field);
+  if (!list.is_array() || list.size() > kMaxDims)
+    refuse(fmt::format("field '{}' is not a list of up to 8", field));
+  Dims result;
+  for (const json& v : list) {
+    if (!v.is_number_unsigned())
+      refuse(fmt::format("field '{}' holds something else than whole numbers", field));
+    result.push_back(v.get<std::uint64_t>());
+  }
+  return result;
+}
+
+json to_json(const FileRecord& file) {
+  return {{"name", file.name},
+          {"bytes", file.bytes},
+          {"rest_xxh3_128", to_hex(file.rest)},
+          {"table_addr", file.table_address},
+          {"table_bytes", file.table_bytes},
+          {"table_xxh3_128", to_hex(file.table)}};
+}
+
+FileRecord file_from(const json& object) {
+  FileRecord file;
+  file.name = object.at("name").get<std::string>();
+  file.bytes = number(object, "bytes");
+  file.rest = parse_digest(object.at("rest_xxh3_128").get<std::string>());
+  file.table_address = number(object, "table_addr");
+  file.table_bytes = number(object, "table_bytes");
+  file.table = parse_digest(object.at("table_xxh3_128").get<std::string>());
+  return file;
+}
+
+json to_json(const BoxRecord& box) {
+  return {{"tensor", box.tensor},
+          {"kind", box.kind},
+          {"dtype", name(box.dtype)},
+          {"global_shape", to_json(box.global_shape)},
+          {"offset", to_json(box.box.offset)},
+          {"shape", to_json(box.box.shape)},
+          {"chunk", to_json(box.chunk)},
+          {"dataset", box.dataset},
+          {"first_chunk", box.first_chunk},
+          {"chunks", box.chunks},
+          {"fingerprint", to_hex(box.fingerprint)},
+          {"count", box.fingerprint.count}};
+}
+
+BoxRecord box_from(const json& object) {
+  BoxRecord box;
+  box.tensor = object.at("tensor").get<std::string>();
+  box.kind = object.at("kind").get<std::string>();
+  box.dtype = parse_dtype(object.at("dtype").get<std::string>());
+  box.global_shape = dims(object, "global_shape");
+  box.box = {dims(object, "offset"), dims(object, "shape")};
+  box.chunk = dims(object, "chunk");
+  box.dataset = object.at("dataset").get<std::string>();
+  box.first_chunk = number(object, "first_chunk");
+  box.chunks = number(object, "chunks");
+  box.fingerprint = parse_fingerprint(object.at("fingerprint").get<std::string>(), number(object, "count"));
+  const std::size_t n = box.global_shape.size();
+  if (box.box.offset.size() != n || box.box.shape.size() != n || box.chunk.size() != n)
+    refuse(fmt::format("box of '{}' has lists of different lengths", box.tensor));
+  return box;
+}
+
+std::string file_of_rank(int rank, const char* suffix) { return fmt::format("rank-{:05}.{}", rank, suffix); }
+
+}  // namespace
+
+std::string part_name(int rank) { return file_of_rank(rank, "part"); }
+std::string shard_name(int rank) { return file_of_rank(rank, "h5"); }
+
+void publish_part(Env& env, const std::string& directory, const Part& part) {
+  json document = {{"attempt", part.attempt}, {"rank", part.rank}, {"step", part.step}};
+  document["error"] = part.error.empty() ? json(nullptr) : json(part.error);
+  document["file"] = part.has_file ? to_json(part.file) : json(nullptr);
+  document["boxes"] = json::array();
+  for (const BoxRecord& box : part.boxes) document["boxes"].push_back(to_json(box));
+  // An error's text may quote a path of any bytes; JSON is UTF-8.
+  const std::string record = sign_record(document.dump(-1, ' ', false, json::error_handler_t::replace));
+
+  const std::string path = directory + "/" + part_name(part.rank);
+  const std::string temporary = path + ".new";
+  {
+    const std::unique_ptr<WritableFile> file = env.create(temporary);
+    file->write(0, std::as_bytes(std::span(record)));
+    file->sync();
+  }
+  fault_point("part.rename", part.rank, part.step);
+  // No fsync of the directory: a part matters only to a committer that lives, and is gone before COMMIT.
+  env.rename(temporary, path);
+}
+
+Part read_part(Env& env, const std::string& path) {
+  const std::string line = open_record(read_file(env, path, kMaxPartBytes), path);
+  try {
+    const json document = json::parse(line);
+    Part part;
+    part.attempt = document.at("attempt").get<std::string>();
+    part.rank = document.at("rank").get<int>();
+    part.step = number(document, "step");
+    if (const json& error = document.at("error"); !error.is_null()) part.error = error.get<std::string>();
+    if (const json& file = document.at("file"); !file.is_null()) {
+      part.has_file = true;
+      part.file = file_from(file);
+    }
+    for (const json& box : document.at("boxes")) part.boxes.push_back(box_from(box));
+    return part;
+  } catch (const json::exception& error) {
+    throw Error(ErrorCode::damaged, fmt::format("{}: not a part record: {}", path, error.what()), path);
+  } catch (const Error& error) {
+    throw Error(ErrorCode::damaged, fmt::format("{}: not a part record: {}", path, error.what()), path);
+  }
+}
+
+}  // namespace shardwright::ckpt
