@@ -26,7 +26,8 @@ struct StepRecord {
   std::vector<std::int64_t> sample_ids;  // written if not empty
 };
 
-/// Appends whole lines with one write each; a torn last line is ended at opening. Thread-safe. Errors are thrown.
+/// Appends whole lines with one write each; a torn last line is ended at opening. Thread-safe. Errors are
+/// thrown.
 class Records {
  public:
   /// Opens <run_dir>/metrics.jsonl and events.jsonl.
