@@ -41,7 +41,7 @@ SampleOrder::SampleOrder(std::int64_t samples, std::int64_t global_batch, std::u
             "[data] train: {} samples are fewer than one global batch of {}; give more data, or lower "
             "[train] global_batch or [model] seq_len",
             samples, global_batch));
-  const int bits = std::bit_width(static_cast<std::uint64_t>(samples - 1));
+  const auto bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(samples - 1)));
   half_bits_ = bits < 2 ? 1 : (bits + 1) / 2;
 }
 

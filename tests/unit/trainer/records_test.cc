@@ -1,0 +1,125 @@
+#include "trainer/records.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/tools/temp_dir.h"
+
+namespace shardwright::trainer {
+namespace {
+
+using nlohmann::json;
+
+class RecordFiles : public testing::Test {
+ protected:
+  std::vector<std::string> lines(const std::string& name) const {
+    std::ifstream in(directory_ / name);
+    std::vector<std::string> all;
+    for (std::string line; std::getline(in, line);) all.push_back(line);
+    return all;
+  }
+  void append(const std::string& name, const std::string& text) const {
+    std::ofstream(directory_ / name, std::ios::app) << text;
+  }
+
+  TempDir directory_;
+};
+
+TEST(JsonNumber, ParsesBackToTheSameValue) {
+  for (const double value :
+       {0.1, 1.0 / 3, 5e-324, 1.7976931348623157e308, -2.5, 3.0, 1e22, 4.6011719703674316})
+    EXPECT_EQ(json::parse(json_number(value)).get<double>(), value);
+  EXPECT_EQ(json_number(std::numeric_limits<double>::quiet_NaN()), "\"NaN\"");
+  EXPECT_EQ(json_number(std::numeric_limits<double>::infinity()), "\"Infinity\"");
+  EXPECT_EQ(json_number(-std::numeric_limits<double>::infinity()), "\"-Infinity\"");
+}
+
+TEST_F(RecordFiles, StepHasTheFieldsOfTheContract) {
+  StepRecord record;
+  record.step = 7;
+  record.generation = 2;
+  record.loss = 4.25;
+  record.grad_norm = std::numeric_limits<double>::infinity();
+  record.samples = 56;
+  record.layout = "t2p1d2z1";
+  record.ranks = 4;
+  Records records(directory_.path());
+  records.step(record);
+  record.sample_ids = {5, 3, 11};
+  records.step(record);
+  const auto all = lines("metrics.jsonl");
+  ASSERT_EQ(all.size(), 2U);
+  const json first = json::parse(all[0]);
+  for (const char* field : {"type", "step", "generation", "loss", "grad_norm", "lr", "samples",
+                            "tokens_per_s", "step_ms", "ckpt_stall_ms", "layout", "ranks"})
+    EXPECT_TRUE(first.contains(field)) << field;
+  EXPECT_EQ(first["grad_norm"], "Infinity");
+  EXPECT_FALSE(first.contains("sample_ids"));
+  EXPECT_EQ(json::parse(all[1])["sample_ids"], (std::vector<int>{5, 3, 11}));
+}
+
+TEST_F(RecordFiles, CheckpointAndEvalAndEventAreWholeObjects) {
+  Records records(directory_.path());
+  ckpt::SaveOutcome outcome;
+  outcome.step = 5;
+  outcome.attempt = "0-1";
+  outcome.path = "dir/with \"quotes\" and \xff";
+  outcome.result = ckpt::SaveResult::skipped;
+  outcome.reason = "busy";
+  records.checkpoint(outcome);
+  records.eval(5, 2.5, 100);
+  records.event(3, "generation_start", R"({"ranks":3,"layout":"t1p1d3z1"})");
+  records.event(3, "done");
+  const auto metrics = lines("metrics.jsonl");
+  ASSERT_EQ(metrics.size(), 2U);
+  EXPECT_EQ(json::parse(metrics[0])["outcome"], "skipped");
+  EXPECT_EQ(json::parse(metrics[1]), json::parse(R"({"type":"eval","step":5,"loss":2.5,"tokens":100})"));
+  const auto events = lines("events.jsonl");
+  ASSERT_EQ(events.size(), 2U);
+  const json start = json::parse(events[0]);
+  EXPECT_EQ(start["event"], "generation_start");
+  EXPECT_EQ(start["ranks"], 3);
+  EXPECT_THAT(start["time"].get<std::string>(), testing::MatchesRegex("....-..-..T..:..:......Z"));
+  EXPECT_EQ(json::parse(events[1])["generation"], 3);
+}
+
+TEST_F(RecordFiles, TornLastLineIsEndedAtOpening) {
+  append("metrics.jsonl", "{\"type\":\"step\"}\n{\"type\":\"st");
+  Records records(directory_.path());
+  EXPECT_EQ(lines("metrics.jsonl").size(), 2U);
+  records.eval(1, 1, 1);
+  const auto all = lines("metrics.jsonl");
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(json::parse(all[2])["type"], "eval");
+}
+
+TEST_F(RecordFiles, TornLineOfAnotherProcessDoesNotSpoilTheNext) {
+  Records supervisor(directory_.path());
+  append("events.jsonl", "{\"time\":\"2026");  // a worker killed in the middle of its write
+  supervisor.event(1, "rank_lost");
+  const auto all = lines("events.jsonl");
+  ASSERT_EQ(all.size(), 2U);
+  EXPECT_EQ(json::parse(all[1])["event"], "rank_lost");
+}
+
+TEST_F(RecordFiles, LinesOfSeveralWritersDoNotMix) {
+  Records one(directory_.path());
+  Records other(directory_.path());
+  const auto write = [](Records& records) {
+    for (int i = 0; i < 200; ++i) records.event(0, std::string(300, 'x'));
+  };
+  std::thread a(write, std::ref(one)), b(write, std::ref(one)), c(write, std::ref(other));
+  a.join(), b.join(), c.join();
+  std::size_t whole = 0;
+  for (const std::string& line : lines("events.jsonl"))
+    whole += !line.empty() && json::parse(line).is_object();
+  EXPECT_EQ(whole, 600U);
+}
+
+}  // namespace
+}  // namespace shardwright::trainer
