@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/box_index.h"
 #include "ckpt/commit.h"
+#include "ckpt/error.h"
 
 namespace shardwright::ckpt {
 
@@ -37,6 +39,9 @@ class Checkpoint {
   const Manifest& manifest() const;
   Env& env() const;
 
+  /// `error` as met while reading a shard: where COMMIT is gone by now, the Error(missing) "removed while being read".
+  Error explain(const Error& error) const;
+
   /// Row of a state in manifest().states, if it is there.
   std::optional<std::uint32_t> find_state(const std::string& tensor, const std::string& kind) const;
 
@@ -45,7 +50,11 @@ class Checkpoint {
   /// mismatch (absent, other shape or type), damaged. A file gone while being read is "removed while being read".
   LoadStats load(std::span<const LoadItem> items, const LoadOptions& options) const;
 
-  /// The shard behind a row of manifest().files, opened on first use.
+  /// Search over the boxes of manifest().
+  const BoxIndex& index() const;
+
+  /// The shard behind a row of manifest().files, opened and its table verified on first use. Error(damaged), or
+  /// Error(missing) "removed while being read".
   const ShardReader& shard(std::uint32_t file) const;
 
  private:

@@ -34,6 +34,18 @@ std::string step_dir_name(std::uint64_t step);
 /// The step of exactly such a name; nothing for any other (".tmp-", ".superseded-", ...).
 std::optional<std::uint64_t> parse_step_dir(const std::string& name);
 
+/// Writes `directory`/COMMIT: temporary name, fsync, rename, fsync of the directory. Fault points commit.write and
+/// commit.rename. `still_mine` is asked just before the rename; false is Error(busy).
+void write_commit(Env& env, const std::string& directory, const Commit& commit,
+                  const std::function<bool()>& still_mine);
+
+/// Replaces `checkpoints_dir`/LATEST by the name of a checkpoint in it: a hint for people, relative so that it survives
+/// moving the tree. Nothing in this program reads it.
+void write_latest(Env& env, const std::string& checkpoints_dir, const std::string& name);
+
+/// `wanted`, or the first of `wanted`.2, `wanted`.3, ... that does not exist: names for what is moved aside.
+std::string free_name(Env& env, const std::string& wanted);
+
 struct CommitJob {
   std::string attempt_dir;  // where the shards and parts are
   std::string final_dir;

@@ -11,6 +11,8 @@
 
 namespace shardwright::ckpt {
 
+inline constexpr std::uint32_t kManifestVersion = 1;
+
 struct TensorEntry {
   std::string name;
   Dims shape;
@@ -56,8 +58,9 @@ struct Manifest {
 Manifest assemble(std::span<const Part> parts, Description description);
 
 /// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique names, boxes
-/// inside their tensor, coverage exactly once, chunk counts and table rows in range. One message per breach, with the
-/// contract's problem code (coverage, overlap, manifest, path).
+/// inside their tensor, coverage exactly once, chunk counts and table rows in range (FORMAT.md, "What a reader rejects").
+/// One entry per breach, with the contract's problem code (coverage, overlap, manifest, path). Where rows point outside
+/// their tables, only those breaches are reported, because the rest cannot be judged. Thread-safe.
 struct Breach {
   std::string code;
   std::string tensor;
@@ -72,10 +75,21 @@ struct ManifestDigest {
   Digest128 xxh3_128;
 };
 
+/// The bytes of manifest.h5. Deterministic for equal manifests.
+std::vector<std::byte> encode_manifest(const Manifest& manifest);
+
+/// Inverse of encode_manifest() for bytes whose digest was checked; `path` is for messages. Rows are bounded by the bytes
+/// themselves; check() has not been applied. Unknown datasets are ignored. Error(damaged | future_version).
+Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& path);
+
+/// Reads `directory`/manifest.h5 and checks size and digest, nothing else. Error(damaged | missing).
+std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory, const ManifestDigest& expected);
+
 /// Writes and fsyncs `directory`/manifest.h5 (fault point manifest.write) and returns its digest.
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest);
 
-/// Reads after checking size and digest; Error(damaged | missing | future_version).
+/// Reads after checking size and digest, and refuses a manifest that breaks a rule of check();
+/// Error(damaged | missing | future_version).
 Manifest read_manifest(Env& env, const std::string& directory, const ManifestDigest& expected);
 
 }  // namespace shardwright::ckpt

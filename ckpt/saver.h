@@ -24,8 +24,6 @@ struct SaverOptions {
   double commit_deadline_s = 120;
   int keep = 0;  // newest valid checkpoints kept; 0: all
   bool async = true;
-  /// The checkpoint this generation resumed from, which retention spares until the first commit; may be empty.
-  std::string resumed_from;
 };
 
 struct SaveRequest {
@@ -59,10 +57,12 @@ struct SaveOutcome {
   std::vector<std::string> retired;  // checkpoints that retention removed
 };
 
+/// Retention runs after each commit of rank 0, so it can never remove what this generation resumed from before the
+/// generation has committed. All calls are made by one thread, the training loop; the saver has its own.
 class Saver {
  public:
   Saver(Env& env, SaverOptions options);
-  /// Cancels what is running and joins.
+  /// Cancels what is running and joins: within the time of one chunk or one system call.
   ~Saver();
 
   /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point save.begin. The
@@ -72,13 +72,14 @@ class Saver {
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
   /// True while a save is in work here.
   bool busy() const;
-  /// Waits for the running save; Error(deadline) after `seconds`.
+  /// Waits for the running save; Error(deadline) after `seconds`. Does not throw for a save that failed.
   void wait(double seconds);
   /// Called by everything that changes saved state, just before it does.
   void before_write(const std::string& tensor, const std::string& kind, const Box& box);
   /// Outcomes since the last call, oldest first.
   std::vector<SaveOutcome> take_outcomes();
-  /// This rank's files of a failed attempt are removed (rank 0: the directory too).
+  /// Removes this rank's files of a failed attempt (rank 0: the directory, moved to `.trash-` first; what cannot be removed
+  /// now is removed when the next generation starts). Error(busy) if another generation took over.
   void discard(const std::string& attempt, std::uint64_t step);
 
  private:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ckpt/checkpoint.h"
@@ -24,6 +25,16 @@ struct ScanEntry {
   std::uint64_t stored_bytes = 0;
   double time = 0;  // seconds since the epoch, of COMMIT
 };
+
+/// What a checkpoint says of itself, its chain of digests followed down to the manifest.
+struct Structure {
+  Commit commit;
+  Manifest manifest;
+};
+
+/// COMMIT -> manifest digest -> every file present with its size. Throws the Error that says what is wrong and names the
+/// file: incomplete, damaged, future_version, io.
+Structure check_structure(Env& env, const std::string& path);
 
 /// All `step-<10 digits>` with what may follow (superseded, tmp), newest first. Structural: COMMIT -> manifest digest ->
 /// every file present with its size. Never trusts LATEST. `deep` reads every byte as verify does.

@@ -1,0 +1,107 @@
+#include "ckpt/checkpoint.h"
+
+#include <algorithm>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "ckpt/checkpoint_name.h"
+#include "ckpt/error.h"
+
+namespace shardwright::ckpt {
+
+struct Checkpoint::State {
+  State(Env& e, std::string p, Commit c, Manifest m)
+      : env(e), path(std::move(p)), commit(std::move(c)), manifest(std::move(m)), index(manifest),
+        shards(manifest.files.size()) {}
+
+  struct Slot {
+    std::mutex mutex;
+    std::unique_ptr<ShardReader> reader;
+  };
+
+  Env& env;
+  std::string path;
+  Commit commit;
+  Manifest manifest;
+  BoxIndex index;
+  std::deque<Slot> shards;
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint Checkpoint::open(Env& env, const std::string& path, const std::optional<ManifestDigest>& expected) {
+  const std::string base = std::filesystem::path(path + "/").parent_path().filename().string();
+  const auto name = parse_checkpoint_name(base);
+  if (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos)
+    throw Error(ErrorCode::busy, path + ": still being written, or left by a run that was interrupted", path);
+  if (!env.exists(path)) throw Error(ErrorCode::missing, path + ": there is no such checkpoint", path);
+  const Commit commit = read_commit(env, path);
+  if (name && name->step != commit.step)
+    throw Error(ErrorCode::damaged,
+                fmt::format("{}/COMMIT: says step {}; the directory says {}", path, commit.step, name->step),
+                path + "/COMMIT");
+  if (expected && (expected->bytes != commit.manifest.bytes || expected->xxh3_128 != commit.manifest.xxh3_128))
+    throw Error(ErrorCode::damaged,
+                path + "/COMMIT: vouches for another manifest than the selected one; the checkpoint was replaced",
+                path + "/COMMIT");
+  Manifest manifest;
+  try {
+    manifest = read_manifest(env, path, commit.manifest);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::missing || !env.exists(path + "/COMMIT")) throw;
+    throw Error(ErrorCode::damaged, path + "/manifest.h5: missing", path + "/manifest.h5");
+  }
+  return Checkpoint(std::make_unique<State>(env, path, commit, std::move(manifest)));
+}
+
+const std::string& Checkpoint::path() const { return state_->path; }
+const Commit& Checkpoint::commit() const { return state_->commit; }
+const Manifest& Checkpoint::manifest() const { return state_->manifest; }
+const BoxIndex& Checkpoint::index() const { return state_->index; }
+Env& Checkpoint::env() const { return state_->env; }
+
+std::optional<std::uint32_t> Checkpoint::find_state(const std::string& tensor, const std::string& kind) const {
+  const Manifest& m = state_->manifest;
+  const auto t = std::lower_bound(m.tensors.begin(), m.tensors.end(), tensor,
+                                  [](const TensorEntry& entry, const std::string& n) { return entry.name < n; });
+  if (t == m.tensors.end() || t->name != tensor) return std::nullopt;
+  const auto key = std::pair(static_cast<std::uint32_t>(t - m.tensors.begin()), kind);
+  const auto s = std::lower_bound(m.states.begin(), m.states.end(), key, [](const StateEntry& entry, const auto& k) {
+    return std::tie(entry.tensor, entry.kind) < std::tie(k.first, k.second);
+  });
+  if (s == m.states.end() || s->tensor != key.first || s->kind != kind) return std::nullopt;
+  return static_cast<std::uint32_t>(s - m.states.begin());
+}
+
+const ShardReader& Checkpoint::shard(std::uint32_t file) const {
+  State::Slot& slot = state_->shards[file];
+  const std::lock_guard lock(slot.mutex);
+  if (!slot.reader) {
+    try {
+      slot.reader = std::make_unique<ShardReader>(state_->env, state_->path, state_->manifest.files.at(file));
+    } catch (const Error& e) {
+      throw explain(e);
+    }
+  }
+  return *slot.reader;
+}
+
+Error Checkpoint::explain(const Error& error) const {
+  if (state_->env.exists(state_->path + "/COMMIT")) {
+    if (error.code() == ErrorCode::missing) return {ErrorCode::damaged, error.what(), error.path()};
+    return error;
+  }
+  return {ErrorCode::missing, state_->path + ": removed while being read; choose a newer checkpoint", state_->path};
+}
+
+}  // namespace shardwright::ckpt
