@@ -20,12 +20,12 @@ BoxIndex::BoxIndex(const Manifest& manifest) : manifest_(&manifest) {
 std::pair<std::size_t, std::size_t> BoxIndex::candidates(std::uint32_t state, const Box& wanted) const {
   const auto [first, last] = rows(state);
   if (wanted.shape.empty() || first == last) return {first, last};
-  // Boxes are sorted by their first row, so those that begin before the region's end are a prefix; of these, those
-  // before the first one that reaches the region cannot matter.
+  // Boxes are sorted by their first row, so those that begin before the region's end are a prefix; of these,
+  // those before the first one that reaches the region cannot matter.
   const auto& boxes = manifest_->boxes;
-  const auto end = std::partition_point(
-      boxes.begin() + static_cast<std::ptrdiff_t>(first), boxes.begin() + static_cast<std::ptrdiff_t>(last),
-      [&](const BoxEntry& b) { return b.box.offset[0] < wanted.end(0); });
+  const auto end = std::partition_point(boxes.begin() + static_cast<std::ptrdiff_t>(first),
+                                        boxes.begin() + static_cast<std::ptrdiff_t>(last),
+                                        [&](const BoxEntry& b) { return b.box.offset[0] < wanted.end(0); });
   const auto stop = static_cast<std::size_t>(end - boxes.begin());
   const auto begin = std::partition_point(max_end_.begin() + static_cast<std::ptrdiff_t>(first),
                                           max_end_.begin() + static_cast<std::ptrdiff_t>(stop),

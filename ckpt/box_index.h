@@ -1,5 +1,5 @@
-// Which stored boxes and chunks hold a region of a tensor: a sorted search along dimension 0, never a comparison of
-// all with all.
+// Which stored boxes and chunks hold a region of a tensor: a sorted search along dimension 0, never a
+// comparison of all with all.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,9 @@ class BoxIndex {
  public:
   explicit BoxIndex(const Manifest& manifest);
 
-  /// Calls `visit(box_row, region)` for each box of `state` that shares elements with `wanted`, in the boxes' order;
-  /// `region` is the common part. The regions of all calls make up `wanted` exactly, as check() has made sure.
+  /// Calls `visit(box_row, region)` for each box of `state` that shares elements with `wanted`, in the boxes'
+  /// order; `region` is the common part. The regions of all calls make up `wanted` exactly, as check() has
+  /// made sure.
   template <class Visit>
   void overlapping(std::uint32_t state, const Box& wanted, Visit visit) const {
     const auto [first, last] = candidates(state, wanted);
@@ -26,14 +27,17 @@ class BoxIndex {
   }
 
   /// Rows of manifest.boxes that belong to `state`: [first, last).
-  std::pair<std::size_t, std::size_t> rows(std::uint32_t state) const { return {begin_[state], begin_[state + 1]}; }
+  std::pair<std::size_t, std::size_t> rows(std::uint32_t state) const {
+    return {begin_[state], begin_[state + 1]};
+  }
 
  private:
   std::pair<std::size_t, std::size_t> candidates(std::uint32_t state, const Box& wanted) const;
 
   const Manifest* manifest_;
-  std::vector<std::size_t> begin_;       // first box of each state, and one past the last
-  std::vector<std::uint64_t> max_end_;   // per box: largest end along dimension 0 of its state's boxes up to it
+  std::vector<std::size_t> begin_;  // first box of each state, and one past the last
+  std::vector<std::uint64_t>
+      max_end_;  // per box: largest end along dimension 0 of its state's boxes up to it
 };
 
 /// One chunk of a stored box.
@@ -43,8 +47,8 @@ struct ChunkPlace {
   Box region;               // elements of the asked region in it
 };
 
-/// Calls `visit(ChunkPlace)` for each chunk of `box` that holds elements of `region` (contained in the box, not empty),
-/// in row-major order of the chunk grid.
+/// Calls `visit(ChunkPlace)` for each chunk of `box` that holds elements of `region` (contained in the box,
+/// not empty), in row-major order of the chunk grid.
 template <class Visit>
 void for_each_chunk(const BoxEntry& box, const Box& region, Visit visit) {
   const std::size_t n = box.chunk.size();

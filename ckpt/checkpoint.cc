@@ -1,5 +1,7 @@
 #include "ckpt/checkpoint.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <deque>
 #include <filesystem>
@@ -10,8 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include "ckpt/checkpoint_name.h"
 #include "ckpt/error.h"
 
@@ -19,7 +19,11 @@ namespace shardwright::ckpt {
 
 struct Checkpoint::State {
   State(Env& e, std::string p, Commit c, Manifest m)
-      : env(e), path(std::move(p)), commit(std::move(c)), manifest(std::move(m)), index(manifest),
+      : env(e),
+        path(std::move(p)),
+        commit(std::move(c)),
+        manifest(std::move(m)),
+        index(manifest),
         shards(manifest.files.size()) {}
 
   struct Slot {
@@ -39,7 +43,8 @@ Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) 
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::open(Env& env, const std::string& path, const std::optional<ManifestDigest>& expected) {
+Checkpoint Checkpoint::open(Env& env, const std::string& path,
+                            const std::optional<ManifestDigest>& expected) {
   const std::string base = std::filesystem::path(path + "/").parent_path().filename().string();
   const auto name = parse_checkpoint_name(base);
   if (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos)
@@ -50,10 +55,12 @@ Checkpoint Checkpoint::open(Env& env, const std::string& path, const std::option
     throw Error(ErrorCode::damaged,
                 fmt::format("{}/COMMIT: says step {}; the directory says {}", path, commit.step, name->step),
                 path + "/COMMIT");
-  if (expected && (expected->bytes != commit.manifest.bytes || expected->xxh3_128 != commit.manifest.xxh3_128))
-    throw Error(ErrorCode::damaged,
-                path + "/COMMIT: vouches for another manifest than the selected one; the checkpoint was replaced",
-                path + "/COMMIT");
+  if (expected &&
+      (expected->bytes != commit.manifest.bytes || expected->xxh3_128 != commit.manifest.xxh3_128))
+    throw Error(
+        ErrorCode::damaged,
+        path + "/COMMIT: vouches for another manifest than the selected one; the checkpoint was replaced",
+        path + "/COMMIT");
   Manifest manifest;
   try {
     manifest = read_manifest(env, path, commit.manifest);
@@ -70,15 +77,18 @@ const Manifest& Checkpoint::manifest() const { return state_->manifest; }
 const BoxIndex& Checkpoint::index() const { return state_->index; }
 Env& Checkpoint::env() const { return state_->env; }
 
-std::optional<std::uint32_t> Checkpoint::find_state(const std::string& tensor, const std::string& kind) const {
+std::optional<std::uint32_t> Checkpoint::find_state(const std::string& tensor,
+                                                    const std::string& kind) const {
   const Manifest& m = state_->manifest;
-  const auto t = std::lower_bound(m.tensors.begin(), m.tensors.end(), tensor,
-                                  [](const TensorEntry& entry, const std::string& n) { return entry.name < n; });
+  const auto t =
+      std::lower_bound(m.tensors.begin(), m.tensors.end(), tensor,
+                       [](const TensorEntry& entry, const std::string& n) { return entry.name < n; });
   if (t == m.tensors.end() || t->name != tensor) return std::nullopt;
   const auto key = std::pair(static_cast<std::uint32_t>(t - m.tensors.begin()), kind);
-  const auto s = std::lower_bound(m.states.begin(), m.states.end(), key, [](const StateEntry& entry, const auto& k) {
-    return std::tie(entry.tensor, entry.kind) < std::tie(k.first, k.second);
-  });
+  const auto s =
+      std::lower_bound(m.states.begin(), m.states.end(), key, [](const StateEntry& entry, const auto& k) {
+        return std::tie(entry.tensor, entry.kind) < std::tie(k.first, k.second);
+      });
   if (s == m.states.end() || s->tensor != key.first || s->kind != kind) return std::nullopt;
   return static_cast<std::uint32_t>(s - m.states.begin());
 }
@@ -101,7 +111,8 @@ Error Checkpoint::explain(const Error& error) const {
     if (error.code() == ErrorCode::missing) return {ErrorCode::damaged, error.what(), error.path()};
     return error;
   }
-  return {ErrorCode::missing, state_->path + ": removed while being read; choose a newer checkpoint", state_->path};
+  return {ErrorCode::missing, state_->path + ": removed while being read; choose a newer checkpoint",
+          state_->path};
 }
 
 }  // namespace shardwright::ckpt

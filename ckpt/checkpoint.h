@@ -28,9 +28,11 @@ struct LoadStats {
 /// Thread-safe once open. Nothing is parsed before its digest was checked.
 class Checkpoint {
  public:
-  /// Reads COMMIT and manifest of a checkpoint directory. With `expected`, the COMMIT must carry that manifest digest
-  /// (ranks open what rank 0 selected). Error(busy) for `.tmp-` paths, Error(incomplete | damaged | future_version | missing).
-  static Checkpoint open(Env& env, const std::string& path, const std::optional<ManifestDigest>& expected = {});
+  /// Reads COMMIT and manifest of a checkpoint directory. With `expected`, the COMMIT must carry that
+  /// manifest digest (ranks open what rank 0 selected). Error(busy) for `.tmp-` paths, Error(incomplete |
+  /// damaged | future_version | missing).
+  static Checkpoint open(Env& env, const std::string& path,
+                         const std::optional<ManifestDigest>& expected = {});
   Checkpoint(Checkpoint&&) noexcept;
   ~Checkpoint();
 
@@ -39,22 +41,24 @@ class Checkpoint {
   const Manifest& manifest() const;
   Env& env() const;
 
-  /// `error` as met while reading a shard: where COMMIT is gone by now, the Error(missing) "removed while being read".
+  /// `error` as met while reading a shard: where COMMIT is gone by now, the Error(missing) "removed while
+  /// being read".
   Error explain(const Error& error) const;
 
   /// Row of a state in manifest().states, if it is there.
   std::optional<std::uint32_t> find_state(const std::string& tensor, const std::string& kind) const;
 
-  /// Fills all items: each stored chunk that is needed is read once (pread, hash, decode; in parallel) and scattered to all
-  /// that need it. Every element of every item is filled, or an Error names the tensor, kind and file at fault:
-  /// mismatch (absent, other shape or type), damaged. A file gone while being read is "removed while being read".
+  /// Fills all items: each stored chunk that is needed is read once (pread, hash, decode; in parallel) and
+  /// scattered to all that need it. Every element of every item is filled, or an Error names the tensor, kind
+  /// and file at fault: mismatch (absent, other shape or type), damaged. A file gone while being read is
+  /// "removed while being read".
   LoadStats load(std::span<const LoadItem> items, const LoadOptions& options) const;
 
   /// Search over the boxes of manifest().
   const BoxIndex& index() const;
 
-  /// The shard behind a row of manifest().files, opened and its table verified on first use. Error(damaged), or
-  /// Error(missing) "removed while being read".
+  /// The shard behind a row of manifest().files, opened and its table verified on first use. Error(damaged),
+  /// or Error(missing) "removed while being read".
   const ShardReader& shard(std::uint32_t file) const;
 
  private:
@@ -63,9 +67,9 @@ class Checkpoint {
   std::unique_ptr<State> state_;
 };
 
-/// A Source that reads its box from a checkpoint, chunk by chunk, keeping at most `cache_bytes` of decoded chunks:
-/// what offline resharding saves from. Thread-safe.
-std::shared_ptr<const Source> checkpoint_source(std::shared_ptr<const Checkpoint> from, std::uint32_t state, Box box,
-                                                std::uint64_t cache_bytes);
+/// A Source that reads its box from a checkpoint, chunk by chunk, keeping at most `cache_bytes` of decoded
+/// chunks: what offline resharding saves from. Thread-safe.
+std::shared_ptr<const Source> checkpoint_source(std::shared_ptr<const Checkpoint> from, std::uint32_t state,
+                                                Box box, std::uint64_t cache_bytes);
 
 }  // namespace shardwright::ckpt

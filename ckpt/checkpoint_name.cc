@@ -16,7 +16,9 @@ std::optional<CheckpointName> parse_checkpoint_name(const std::string& name) {
   CheckpointName parsed{name, *step, NameState::committed, "", std::nullopt};
   if (name.size() == stem) return parsed;
   static constexpr std::array<std::pair<std::string_view, NameState>, 3> kMarks = {
-      {{".tmp-", NameState::attempt}, {".superseded-", NameState::superseded}, {".trash-", NameState::trash}}};
+      {{".tmp-", NameState::attempt},
+       {".superseded-", NameState::superseded},
+       {".trash-", NameState::trash}}};
   const std::string rest = name.substr(stem);
   for (const auto& [mark, state] : kMarks) {
     if (!rest.starts_with(mark) || rest.size() == mark.size()) continue;
@@ -24,7 +26,8 @@ std::optional<CheckpointName> parse_checkpoint_name(const std::string& name) {
     parsed.suffix = rest.substr(mark.size());
     std::uint64_t number = 0;
     const char* begin = parsed.suffix.data();
-    if (std::from_chars(begin, begin + parsed.suffix.size(), number).ec == std::errc()) parsed.generation = number;
+    if (std::from_chars(begin, begin + parsed.suffix.size(), number).ec == std::errc())
+      parsed.generation = number;
     return parsed;
   }
   return std::nullopt;

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <cassert>
 #include <list>
 #include <map>
@@ -6,8 +8,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/chunk_codec.h"
@@ -27,7 +27,8 @@ using ChunkKey = std::pair<std::size_t, std::uint64_t>;  // row of manifest.boxe
 
 class CheckpointSource : public Source {
  public:
-  CheckpointSource(std::shared_ptr<const Checkpoint> from, std::uint32_t state, Box box, std::uint64_t cache_bytes)
+  CheckpointSource(std::shared_ptr<const Checkpoint> from, std::uint32_t state, Box box,
+                   std::uint64_t cache_bytes)
       : from_(std::move(from)),
         state_(state),
         box_(box),
@@ -83,7 +84,8 @@ class CheckpointSource : public Source {
     return chunk;
   }
 
-  void decode(const BoxEntry& entry, std::uint64_t index, std::uint64_t bytes, std::vector<std::byte>& raw) const {
+  void decode(const BoxEntry& entry, std::uint64_t index, std::uint64_t bytes,
+              std::vector<std::byte>& raw) const {
     try {
       const ShardReader& shard = from_->shard(entry.file);
       const std::uint64_t row = entry.first_chunk + index;
@@ -116,8 +118,8 @@ class CheckpointSource : public Source {
 
 }  // namespace
 
-std::shared_ptr<const Source> checkpoint_source(std::shared_ptr<const Checkpoint> from, std::uint32_t state, Box box,
-                                                std::uint64_t cache_bytes) {
+std::shared_ptr<const Source> checkpoint_source(std::shared_ptr<const Checkpoint> from, std::uint32_t state,
+                                                Box box, std::uint64_t cache_bytes) {
   return std::make_shared<CheckpointSource>(std::move(from), state, box, cache_bytes);
 }
 

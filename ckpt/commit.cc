@@ -1,10 +1,10 @@
 #include "ckpt/commit.h"
 
-#include <algorithm>
-#include <string>
-
 #include <fmt/format.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
@@ -29,11 +29,12 @@ Commit read_commit(Env& env, const std::string& directory) {
     contents = read_file(env, path, kMaxCommitBytes);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::missing) throw;
-    throw Error(ErrorCode::incomplete, path + ": not there; a checkpoint without it was never committed", path);
+    throw Error(ErrorCode::incomplete, path + ": not there; a checkpoint without it was never committed",
+                path);
   }
   if (!whole(contents))
-    throw Error(ErrorCode::incomplete, path + ": torn; a checkpoint without a whole COMMIT was never committed",
-                path);
+    throw Error(ErrorCode::incomplete,
+                path + ": torn; a checkpoint without a whole COMMIT was never committed", path);
   const std::string text = open_record(contents, path);
   try {
     const auto json = nlohmann::json::parse(text);
@@ -43,8 +44,8 @@ Commit read_commit(Env& env, const std::string& directory) {
     commit.version = json.at("version").get<int>();
     if (commit.version > kFormatVersion)
       throw Error(ErrorCode::future_version,
-                  fmt::format("{}: version {} of the format; this program reads up to {}", path, commit.version,
-                              kFormatVersion),
+                  fmt::format("{}: version {} of the format; this program reads up to {}", path,
+                              commit.version, kFormatVersion),
                   path);
     if (commit.version < 1) throw Error(ErrorCode::damaged, path + ": has an impossible version", path);
     commit.run = json.at("run").get<std::string>();
@@ -85,8 +86,8 @@ void write_commit(Env& env, const std::string& directory, const Commit& commit,
   }
   fault_point("commit.rename", 0, commit.step);
   if (!still_mine())
-    throw Error(ErrorCode::busy, directory + ": another generation of this run took over; nothing is committed",
-                directory);
+    throw Error(ErrorCode::busy,
+                directory + ": another generation of this run took over; nothing is committed", directory);
   env.rename(temporary, path);
   env.sync_dir(directory);
 }

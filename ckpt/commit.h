@@ -1,5 +1,5 @@
-// From finished shards to a checkpoint that a scan may select: COMMIT, the attempt directory, the order of fsyncs and
-// renames (FORMAT.md, "Commit order"), and the retention that follows.
+// From finished shards to a checkpoint that a scan may select: COMMIT, the attempt directory, the order of
+// fsyncs and renames (FORMAT.md, "Commit order"), and the retention that follows.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,9 @@ struct Commit {
 
 inline constexpr int kFormatVersion = 1;
 
-/// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest is wrong,
-/// Error(future_version) if its version is newer (checked before anything else of it is interpreted).
+/// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest
+/// is wrong, Error(future_version) if its version is newer (checked before anything else of it is
+/// interpreted).
 Commit read_commit(Env& env, const std::string& directory);
 
 /// "step-0000000120"
@@ -34,13 +35,13 @@ std::string step_dir_name(std::uint64_t step);
 /// The step of exactly such a name; nothing for any other (".tmp-", ".superseded-", ...).
 std::optional<std::uint64_t> parse_step_dir(const std::string& name);
 
-/// Writes `directory`/COMMIT: temporary name, fsync, rename, fsync of the directory. Fault points commit.write and
-/// commit.rename. `still_mine` is asked just before the rename; false is Error(busy).
+/// Writes `directory`/COMMIT: temporary name, fsync, rename, fsync of the directory. Fault points
+/// commit.write and commit.rename. `still_mine` is asked just before the rename; false is Error(busy).
 void write_commit(Env& env, const std::string& directory, const Commit& commit,
                   const std::function<bool()>& still_mine);
 
-/// Replaces `checkpoints_dir`/LATEST by the name of a checkpoint in it: a hint for people, relative so that it survives
-/// moving the tree. Nothing in this program reads it.
+/// Replaces `checkpoints_dir`/LATEST by the name of a checkpoint in it: a hint for people, relative so that
+/// it survives moving the tree. Nothing in this program reads it.
 void write_latest(Env& env, const std::string& checkpoints_dir, const std::string& name);
 
 /// `wanted`, or the first of `wanted`.2, `wanted`.3, ... that does not exist: names for what is moved aside.
@@ -49,7 +50,7 @@ std::string free_name(Env& env, const std::string& wanted);
 struct CommitJob {
   std::string attempt_dir;  // where the shards and parts are
   std::string final_dir;
-  Commit commit;            // manifest filled in by commit_attempt
+  Commit commit;  // manifest filled in by commit_attempt
   Description description;
   int writers = 1;          // parts expected: rank-00000.part ...
   double deadline_s = 120;  // for the parts to arrive
@@ -57,14 +58,15 @@ struct CommitJob {
   std::function<bool()> still_mine = [] { return true; };
   /// What an existing final_dir is renamed to; empty: an existing one is Error(exists).
   std::string supersede_suffix;
-  /// Called with the assembled manifest before anything of it is written; what it throws ends the attempt. May be empty.
+  /// Called with the assembled manifest before anything of it is written; what it throws ends the attempt.
+  /// May be empty.
   std::function<void(const Manifest&)> before_commit;
 };
 
-/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes COMMIT,
-/// renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write, commit.write,
-/// commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer | deadline) naming the rank.
-/// `cancel` (may be null) ends the wait. Returns the manifest.
+/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes
+/// COMMIT, renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write,
+/// commit.write, commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer |
+/// deadline) naming the rank. `cancel` (may be null) ends the wait. Returns the manifest.
 Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel = nullptr);
 
 }  // namespace shardwright::ckpt

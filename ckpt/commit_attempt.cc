@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -5,9 +8,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "ckpt/commit.h"
 #include "ckpt/error.h"
@@ -40,21 +40,24 @@ void pause(milliseconds length, Clock::time_point deadline, const std::atomic<bo
 void check_part(const Part& part, int rank, const CommitJob& job) {
   const std::string path = job.attempt_dir + "/" + part_name(rank);
   if (part.rank != rank || part.attempt != job.commit.attempt || part.step != job.commit.step)
-    throw Error(ErrorCode::damaged,
-                fmt::format("{}: belongs to rank {} of attempt {} at step {}; expected rank {} of attempt {} at step {}",
-                            path, part.rank, part.attempt, part.step, rank, job.commit.attempt, job.commit.step),
-                path);
+    throw Error(
+        ErrorCode::damaged,
+        fmt::format(
+            "{}: belongs to rank {} of attempt {} at step {}; expected rank {} of attempt {} at step {}",
+            path, part.rank, part.attempt, part.step, rank, job.commit.attempt, job.commit.step),
+        path);
   if (!part.error.empty())
-    throw Error(ErrorCode::peer, fmt::format("rank {}: its part of the save failed: {}", rank, part.error), path);
+    throw Error(ErrorCode::peer, fmt::format("rank {}: its part of the save failed: {}", rank, part.error),
+                path);
   if (part.has_file && part.file.name != shard_name(rank))
     throw Error(ErrorCode::damaged, fmt::format("{}: names the shard {}", path, part.file.name), path);
 }
 
-/// Opens the expected parts by name until all are there. Directory listings are not asked: on network file systems they
-/// lag behind, while opening a name revalidates it.
+/// Opens the expected parts by name until all are there. Directory listings are not asked: on network file
+/// systems they lag behind, while opening a name revalidates it.
 std::vector<Part> collect_parts(Env& env, const CommitJob& job, const std::atomic<bool>* cancel) {
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(job.deadline_s));
+  const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(job.deadline_s));
   std::vector<Part> parts(static_cast<std::size_t>(job.writers));
   std::vector<int> awaited(parts.size());
   for (int rank = 0; rank < job.writers; ++rank) awaited[static_cast<std::size_t>(rank)] = rank;
@@ -75,8 +78,8 @@ std::vector<Part> collect_parts(Env& env, const CommitJob& job, const std::atomi
     if (awaited.empty()) return parts;
     if (Clock::now() >= deadline)
       throw Error(ErrorCode::deadline,
-                  fmt::format("{}: no part came from rank {} within {} s; the save is given up", job.attempt_dir,
-                              fmt::join(awaited, ", "), job.deadline_s),
+                  fmt::format("{}: no part came from rank {} within {} s; the save is given up",
+                              job.attempt_dir, fmt::join(awaited, ", "), job.deadline_s),
                   job.attempt_dir);
     if (awaited.size() < before) wait = kFirstWait;
     pause(wait, deadline, cancel, job.attempt_dir);
@@ -95,8 +98,8 @@ void insist_mine(const CommitJob& job) {
 Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel) {
   const std::string parent = std::filesystem::path(job.final_dir).parent_path().string();
   if (job.supersede_suffix.empty() && env.exists(job.final_dir))
-    throw Error(ErrorCode::exists, job.final_dir + ": is there already; choose another name or remove it first",
-                job.final_dir);
+    throw Error(ErrorCode::exists,
+                job.final_dir + ": is there already; choose another name or remove it first", job.final_dir);
   const std::vector<Part> parts = collect_parts(env, job, cancel);
   Manifest manifest = assemble(parts, job.description);
   Commit commit = job.commit;

@@ -13,17 +13,17 @@ namespace shardwright::ckpt {
 struct Difference {
   std::string tensor;
   std::string kind;
-  std::string what;          // value, missing, shape, dtype
-  Dims index;                // first differing element, for value
-  std::string a;             // value, shape or dtype in A; empty when missing there
+  std::string what;  // value, missing, shape, dtype
+  Dims index;        // first differing element, for value
+  std::string a;     // value, shape or dtype in A; empty when missing there
   std::string b;
-  std::uint64_t count = 0;   // differing elements
+  std::uint64_t count = 0;  // differing elements
   double max_abs = 0;
   double max_rel = 0;
 };
 
 struct DiffReport {
-  bool content_read = false;  // method "content" rather than "manifest"
+  bool content_read = false;   // method "content" rather than "manifest"
   std::uint64_t compared = 0;  // states
   std::vector<Difference> differences;
   bool equal() const { return differences.empty(); }

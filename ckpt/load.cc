@@ -1,11 +1,11 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/chunk_codec.h"
@@ -16,8 +16,8 @@
 namespace shardwright::ckpt {
 namespace {
 
-/// One item's share of one stored chunk. Sorted by file and row, the uses of a chunk lie together, so that each chunk is
-/// read once, and a file from front to back.
+/// One item's share of one stored chunk. Sorted by file and row, the uses of a chunk lie together, so that
+/// each chunk is read once, and a file from front to back.
 struct Use {
   std::uint32_t file = 0;
   std::uint32_t item = 0;
@@ -37,7 +37,8 @@ std::uint32_t state_of(const Checkpoint& checkpoint, const LoadItem& item) {
   const Dims& shape = checkpoint.manifest().tensors[entry.tensor].shape;
   if (shape != item.global_shape)
     refuse(item, checkpoint.path(),
-           fmt::format("wanted with shape {}; the checkpoint has {}", to_string(item.global_shape), to_string(shape)));
+           fmt::format("wanted with shape {}; the checkpoint has {}", to_string(item.global_shape),
+                       to_string(shape)));
   if (entry.dtype != item.dtype)
     refuse(item, checkpoint.path(),
            fmt::format("wanted as {}; the checkpoint has {}", name(item.dtype), name(entry.dtype)));
@@ -61,14 +62,14 @@ std::vector<Use> plan(const Checkpoint& checkpoint, std::span<const LoadItem> it
     checkpoint.index().overlapping(state, item.box, [&](std::size_t box, const Box& region) {
       covered += region.elements();
       for_each_chunk(m.boxes[box], region, [&](const ChunkPlace& chunk) {
-        uses.push_back({m.boxes[box].file, static_cast<std::uint32_t>(i), m.boxes[box].first_chunk + chunk.index,
-                        chunk.index, box});
+        uses.push_back({m.boxes[box].file, static_cast<std::uint32_t>(i),
+                        m.boxes[box].first_chunk + chunk.index, chunk.index, box});
       });
     });
     if (covered != item.box.elements())
       throw Error(ErrorCode::damaged,
-                  fmt::format("{} {}: only {} of the {} elements of {} are in {}", item.tensor, item.kind, covered,
-                              item.box.elements(), to_string(item.box), checkpoint.path()),
+                  fmt::format("{} {}: only {} of the {} elements of {} are in {}", item.tensor, item.kind,
+                              covered, item.box.elements(), to_string(item.box), checkpoint.path()),
                   checkpoint.path());
   }
   std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
@@ -112,8 +113,8 @@ struct Worker {
 };
 
 /// Reads one chunk and gives it to all items that need it.
-void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::span<const Use> uses, Worker& worker,
-          std::atomic<std::uint64_t>& read_bytes) {
+void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::span<const Use> uses,
+          Worker& worker, std::atomic<std::uint64_t>& read_bytes) {
   const Manifest& m = checkpoint.manifest();
   const BoxEntry& entry = m.boxes[uses[0].box];
   const std::size_t size = size_of(m.states[entry.state].dtype);
@@ -123,9 +124,9 @@ void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::sp
   shard.read_stored(uses[0].row, worker.stored);
   if (shard.table()[uses[0].row].raw_bytes != raw_bytes)
     throw Error(ErrorCode::damaged,
-                fmt::format("{}/{}: chunk {} has {} bytes; {} of {} needs {}", checkpoint.path(), shard.record().name,
-                            uses[0].row, shard.table()[uses[0].row].raw_bytes, entry.dataset,
-                            to_string(chunk.full.shape), raw_bytes),
+                fmt::format("{}/{}: chunk {} has {} bytes; {} of {} needs {}", checkpoint.path(),
+                            shard.record().name, uses[0].row, shard.table()[uses[0].row].raw_bytes,
+                            entry.dataset, to_string(chunk.full.shape), raw_bytes),
                 checkpoint.path() + "/" + shard.record().name);
   read_bytes += worker.stored.size();
 

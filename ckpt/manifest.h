@@ -1,5 +1,5 @@
-// The manifest: everything about a checkpoint but the values. Stored as manifest.h5 (columnar tables), digested by
-// COMMIT, and never parsed before that digest was checked (FORMAT.md, "Manifest").
+// The manifest: everything about a checkpoint but the values. Stored as manifest.h5 (columnar tables),
+// digested by COMMIT, and never parsed before that digest was checked (FORMAT.md, "Manifest").
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,15 @@ struct Manifest {
   Description description;
 };
 
-/// Joins the parts of all writers. Error(damaged) unless every state is covered exactly once (element counts, overlap),
-/// shapes and types agree, and no part carries an error.
+/// Joins the parts of all writers. Error(damaged) unless every state is covered exactly once (element counts,
+/// overlap), shapes and types agree, and no part carries an error.
 Manifest assemble(std::span<const Part> parts, Description description);
 
-/// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique names, boxes
-/// inside their tensor, coverage exactly once, chunk counts and table rows in range (FORMAT.md, "What a reader rejects").
-/// One entry per breach, with the contract's problem code (coverage, overlap, manifest, path). Where rows point outside
-/// their tables, only those breaches are reported, because the rest cannot be judged. Thread-safe.
+/// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique
+/// names, boxes inside their tensor, coverage exactly once, chunk counts and table rows in range (FORMAT.md,
+/// "What a reader rejects"). One entry per breach, with the contract's problem code (coverage, overlap,
+/// manifest, path). Where rows point outside their tables, only those breaches are reported, because the rest
+/// cannot be judged. Thread-safe.
 struct Breach {
   std::string code;
   std::string tensor;
@@ -78,12 +79,14 @@ struct ManifestDigest {
 /// The bytes of manifest.h5. Deterministic for equal manifests.
 std::vector<std::byte> encode_manifest(const Manifest& manifest);
 
-/// Inverse of encode_manifest() for bytes whose digest was checked; `path` is for messages. Rows are bounded by the bytes
-/// themselves; check() has not been applied. Unknown datasets are ignored. Error(damaged | future_version).
+/// Inverse of encode_manifest() for bytes whose digest was checked; `path` is for messages. Rows are bounded
+/// by the bytes themselves; check() has not been applied. Unknown datasets are ignored. Error(damaged |
+/// future_version).
 Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& path);
 
 /// Reads `directory`/manifest.h5 and checks size and digest, nothing else. Error(damaged | missing).
-std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory, const ManifestDigest& expected);
+std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory,
+                                           const ManifestDigest& expected);
 
 /// Writes and fsyncs `directory`/manifest.h5 (fault point manifest.write) and returns its digest.
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest);

@@ -1,10 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/error.h"
 #include "ckpt/manifest.h"
@@ -29,14 +29,15 @@ Manifest assemble(std::span<const Part> parts, Description description) {
   Manifest m;
   for (const Part& part : parts) {
     if (!part.error.empty())
-      throw Error(ErrorCode::peer, fmt::format("rank {}: its part of the save failed: {}", part.rank, part.error));
+      throw Error(ErrorCode::peer,
+                  fmt::format("rank {}: its part of the save failed: {}", part.rank, part.error));
     if (part.has_file) m.files.push_back(part.file);
     for (const BoxRecord& r : part.boxes) {
       auto [at, is_new] = tensors.try_emplace(r.tensor);
       if (is_new) at->second.shape = r.global_shape;
       if (at->second.shape != r.global_shape)
-        refuse(part, fmt::format("{} has shape {}; another writer says {}", r.tensor, to_string(r.global_shape),
-                                 to_string(at->second.shape)));
+        refuse(part, fmt::format("{} has shape {}; another writer says {}", r.tensor,
+                                 to_string(r.global_shape), to_string(at->second.shape)));
       auto [kind, new_kind] = at->second.kinds.try_emplace(r.kind);
       StateEntry& state = kind->second;
       if (new_kind) {
@@ -68,8 +69,8 @@ Manifest assemble(std::span<const Part> parts, Description description) {
     for (const BoxRecord& r : part.boxes) {
       if (r.chunks == 0) continue;  // an empty box: the tensor is listed, nothing is stored
       if (!part.has_file) refuse(part, fmt::format("lists a box of {} without a file", r.tensor));
-      m.boxes.push_back({state_row.at({r.tensor, r.kind}), file_row.at(part.file.name), r.dataset, r.box, r.chunk,
-                         r.first_chunk, r.chunks});
+      m.boxes.push_back({state_row.at({r.tensor, r.kind}), file_row.at(part.file.name), r.dataset, r.box,
+                         r.chunk, r.first_chunk, r.chunks});
     }
   std::sort(m.boxes.begin(), m.boxes.end(), [](const BoxEntry& a, const BoxEntry& b) {
     if (a.state != b.state) return a.state < b.state;
@@ -78,10 +79,10 @@ Manifest assemble(std::span<const Part> parts, Description description) {
   });
   m.description = std::move(description);
   if (const auto breaches = check(m); !breaches.empty())
-    throw Error(ErrorCode::damaged, fmt::format("the parts do not join to a checkpoint: {}{}", breaches[0].message,
-                                                breaches.size() > 1
-                                                    ? fmt::format(" (and {} more)", breaches.size() - 1)
-                                                    : std::string()));
+    throw Error(ErrorCode::damaged,
+                fmt::format("the parts do not join to a checkpoint: {}{}", breaches[0].message,
+                            breaches.size() > 1 ? fmt::format(" (and {} more)", breaches.size() - 1)
+                                                : std::string()));
   return m;
 }
 

@@ -1,11 +1,11 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/manifest.h"
 
@@ -108,8 +108,8 @@ class Checker {
         breach("manifest", "", "", "file {}: names are not sorted and unique", f.name);
       if (f.table_bytes % kRowBytes != 0 || f.table_bytes > f.bytes ||
           f.table_address > f.bytes - f.table_bytes)
-        breach("manifest", "", "", "file {}: its chunk table ({} bytes at {}) is not inside its {} bytes", f.name,
-               f.table_bytes, f.table_address, f.bytes);
+        breach("manifest", "", "", "file {}: its chunk table ({} bytes at {}) is not inside its {} bytes",
+               f.name, f.table_bytes, f.table_address, f.bytes);
     }
   }
 
@@ -122,7 +122,8 @@ class Checker {
       }
       const TensorEntry& t = m_.tensors[s.tensor];
       if (!good_name(s.kind))
-        breach("manifest", t.name, s.kind, "state {}: its kind is empty, too long or holds '/', '@' or NUL", i);
+        breach("manifest", t.name, s.kind, "state {}: its kind is empty, too long or holds '/', '@' or NUL",
+               i);
       if (i > 0 && std::tie(m_.states[i - 1].tensor, m_.states[i - 1].kind) >= std::tie(s.tensor, s.kind))
         breach("manifest", t.name, s.kind, "state {}: states are not sorted and unique", i);
     }
@@ -143,9 +144,11 @@ class Checker {
       }
       if (i > 0 && m_.boxes[i - 1].state > b.state)
         breach("manifest", t.name, s.kind, "box {}: boxes are not sorted by state and offset", i);
-      if (i > 0 && m_.boxes[i - 1].state == b.state && !offset_less(m_.boxes[i - 1].box.offset, b.box.offset)) {
+      if (i > 0 && m_.boxes[i - 1].state == b.state &&
+          !offset_less(m_.boxes[i - 1].box.offset, b.box.offset)) {
         if (m_.boxes[i - 1].box.offset == b.box.offset)
-          breach("overlap", t.name, s.kind, "{} {}: two boxes begin at {}", t.name, s.kind, to_string(b.box.offset));
+          breach("overlap", t.name, s.kind, "{} {}: two boxes begin at {}", t.name, s.kind,
+                 to_string(b.box.offset));
         else
           breach("manifest", t.name, s.kind, "box {}: boxes are not sorted by state and offset", i);
       }
@@ -176,7 +179,8 @@ class Checker {
       }
       const std::uint64_t along = extent / chunk + (extent % chunk != 0);
       std::uint64_t product = 0;
-      chunks = chunks && !__builtin_mul_overflow(*chunks, along, &product) ? std::optional(product) : std::nullopt;
+      chunks =
+          chunks && !__builtin_mul_overflow(*chunks, along, &product) ? std::optional(product) : std::nullopt;
     }
     const auto chunk_bytes = checked_product(b.chunk, size_of(s.dtype));
     if (!chunk_bytes || *chunk_bytes > kMaxChunkBytes)
@@ -210,7 +214,8 @@ class Checker {
           std::adjacent_find(list.begin(), list.end(),
                              [](const BoxEntry* a, const BoxEntry* b) { return a->dataset == b->dataset; });
       if (twice != list.end())
-        breach("manifest", "", "", "file {}: two boxes name the dataset {}", m_.files[f].name, (*twice)->dataset);
+        breach("manifest", "", "", "file {}: two boxes name the dataset {}", m_.files[f].name,
+               (*twice)->dataset);
     }
   }
 
@@ -223,14 +228,15 @@ class Checker {
       const TensorEntry& t = m_.tensors[s.tensor];
       const std::uint64_t all = element_count(t.shape);
       disjoint(first, last, s, t);
-      // Disjoint boxes inside the shape cannot add up to more than it, so this sum does not overflow unnoticed.
+      // Disjoint boxes inside the shape cannot add up to more than it, so this sum does not overflow
+      // unnoticed.
       std::uint64_t covered = 0;
       bool fits = true;
       for (std::size_t i = first; i < last; ++i)
         fits = fits && !__builtin_add_overflow(covered, m_.boxes[i].box.elements(), &covered);
       if (fits && covered < all)
-        breach("coverage", t.name, s.kind, "{} {}: {} of {} elements are in no box", t.name, s.kind, all - covered,
-               all);
+        breach("coverage", t.name, s.kind, "{} {}: {} of {} elements are in no box", t.name, s.kind,
+               all - covered, all);
       if (s.fingerprint.count != all)
         breach("coverage", t.name, s.kind, "{} {}: its fingerprint counts {} of {} elements", t.name, s.kind,
                s.fingerprint.count, all);
@@ -238,7 +244,8 @@ class Checker {
     }
   }
 
-  /// Sweeps along the dimension in which most boxes begin at different places, so that few are open at a time.
+  /// Sweeps along the dimension in which most boxes begin at different places, so that few are open at a
+  /// time.
   void disjoint(std::size_t first, std::size_t last, const StateEntry& s, const TensorEntry& t) {
     if (last - first < 2 || t.shape.empty()) return;  // two boxes of a scalar begin at the same place
     std::vector<const Box*> order;
@@ -248,7 +255,8 @@ class Checker {
       std::vector<std::uint64_t> begins;
       for (const Box* b : order) begins.push_back(b->offset[d]);
       std::sort(begins.begin(), begins.end());
-      const auto distinct = static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
+      const auto distinct =
+          static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
       if (distinct > most) {
         most = distinct;
         along = d;
@@ -261,8 +269,8 @@ class Checker {
       std::erase_if(open, [&](const Box* b) { return b->end(along) <= box->offset[along]; });
       for (const Box* b : open)
         if (intersect(*b, *box)) {
-          breach("overlap", t.name, s.kind, "{} {}: boxes {} and {} share elements", t.name, s.kind, to_string(*b),
-                 to_string(*box));
+          breach("overlap", t.name, s.kind, "{} {}: boxes {} and {} share elements", t.name, s.kind,
+                 to_string(*b), to_string(*box));
           return;  // one pair says enough; a damaged table can have millions
         }
       open.push_back(box);

@@ -1,8 +1,8 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/error.h"
 #include "ckpt/hdf5_handle.h"
@@ -33,7 +33,8 @@ class Tables {
     return extent(opened, dataset, 0);
   }
 
-  std::vector<std::uint64_t> numbers(const std::string& dataset, std::uint64_t rows, std::uint64_t width = 0) const {
+  std::vector<std::uint64_t> numbers(const std::string& dataset, std::uint64_t rows,
+                                     std::uint64_t width = 0) const {
     const Hdf5Handle opened = find(dataset);
     const Hdf5Handle type(H5Dget_type(opened), H5Tclose, "read " + dataset, path_, ErrorCode::damaged);
     if (extent(opened, dataset, width) != rows) refuse(dataset, fmt::format("has other than {} rows", rows));
@@ -88,7 +89,8 @@ class Tables {
   }
 
   Hdf5Handle find(const std::string& dataset) const {
-    return {H5Dopen2(file_, dataset.c_str(), H5P_DEFAULT), H5Dclose, "open " + dataset, path_, ErrorCode::damaged};
+    return {H5Dopen2(file_, dataset.c_str(), H5P_DEFAULT), H5Dclose, "open " + dataset, path_,
+            ErrorCode::damaged};
   }
 
   /// Rows of a dataset that must have shape [rows], or [rows, width].
@@ -141,8 +143,8 @@ void read_states(const Tables& tables, Manifest& m) {
   const auto count = tables.numbers("/states/count", n);
   const auto sums = tables.numbers("/states/fingerprint", n, 2);
   for (std::size_t i = 0; i < n; ++i)
-    m.states.push_back(
-        {row_of(tensor[i]), kind[i], parse_dtype(dtype[i]), Fingerprint{sums[2 * i], sums[2 * i + 1], count[i]}});
+    m.states.push_back({row_of(tensor[i]), kind[i], parse_dtype(dtype[i]),
+                        Fingerprint{sums[2 * i], sums[2 * i + 1], count[i]}});
 }
 
 void read_boxes(const Tables& tables, Manifest& m) {
@@ -162,7 +164,8 @@ void read_boxes(const Tables& tables, Manifest& m) {
     if (state[i] < m.states.size() && m.states[state[i]].tensor < m.tensors.size())
       d = m.tensors[m.states[state[i]].tensor].shape.size();
     m.boxes.push_back({row_of(state[i]), row_of(file[i]), std::move(dataset[i]),
-                       Box{dims_of(offset, i, d), dims_of(shape, i, d)}, dims_of(chunk, i, d), first[i], chunks[i]});
+                       Box{dims_of(offset, i, d), dims_of(shape, i, d)}, dims_of(chunk, i, d), first[i],
+                       chunks[i]});
   }
 }
 
@@ -200,7 +203,8 @@ Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& pat
   return m;
 }
 
-std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory, const ManifestDigest& expected) {
+std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory,
+                                           const ManifestDigest& expected) {
   const std::string path = directory + "/" + expected.name;
   const auto file = env.open(path);
   if (file->size() != expected.bytes)
@@ -209,7 +213,8 @@ std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& director
   std::vector<std::byte> bytes(expected.bytes);
   file->read(0, bytes);
   if (xxh3_128(bytes) != expected.xxh3_128)
-    throw Error(ErrorCode::damaged, fmt::format("{}: its bytes are not those that COMMIT vouches for", path), path);
+    throw Error(ErrorCode::damaged, fmt::format("{}: its bytes are not those that COMMIT vouches for", path),
+                path);
   return bytes;
 }
 

@@ -26,9 +26,8 @@ class Image {
  public:
   Image() : file_(create()) {
     const Hdf5Handle space(H5Screate(H5S_SCALAR), H5Sclose, "create a dataspace", kFile);
-    const Hdf5Handle attribute(
-        H5Acreate2(file_, "version", H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
-        "create an attribute", kFile);
+    const Hdf5Handle attribute(H5Acreate2(file_, "version", H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT),
+                               H5Aclose, "create an attribute", kFile);
     const std::uint32_t version = kManifestVersion;
     must(H5Awrite(attribute, H5T_NATIVE_UINT32, &version), "write an attribute");
     for (const char* group : {"/tensors", "/states", "/boxes", "/files"}) {
@@ -41,11 +40,12 @@ class Image {
 
   /// `width` 0: shape [rows]; else [rows, width].
   void numbers(const std::string& path, const std::vector<std::uint64_t>& values, std::size_t width = 0) {
-    table(path, H5T_STD_U64LE, H5T_NATIVE_UINT64, 8, values.data(), values.size() / std::max<std::size_t>(width, 1),
-          width);
+    table(path, H5T_STD_U64LE, H5T_NATIVE_UINT64, 8, values.data(),
+          values.size() / std::max<std::size_t>(width, 1), width);
   }
 
-  /// Fixed-length strings, as long as the longest, padded with NUL: no byte of them lies in an unchecked heap.
+  /// Fixed-length strings, as long as the longest, padded with NUL: no byte of them lies in an unchecked
+  /// heap.
   void strings(const std::string& path, const std::vector<std::string>& values) {
     std::size_t length = 1;
     for (const std::string& v : values) length = std::max(length, v.size());
@@ -83,8 +83,8 @@ class Image {
     return {H5Fcreate(kFile, H5F_ACC_TRUNC, creation, access), H5Fclose, "create a file", kFile};
   }
 
-  void table(const std::string& path, hid_t file_type, hid_t memory_type, std::size_t element, const void* data,
-             std::size_t rows, std::size_t width) {
+  void table(const std::string& path, hid_t file_type, hid_t memory_type, std::size_t element,
+             const void* data, std::size_t rows, std::size_t width) {
     const hsize_t dims[2] = {rows, width};
     const int rank = width == 0 ? 1 : 2;
     const Hdf5Handle space(H5Screate_simple(rank, dims, nullptr), H5Sclose, "create a dataspace", kFile);
@@ -98,8 +98,9 @@ class Image {
       must(H5Pset_deflate(creation, 1), "set a filter");
       must(H5Pset_fletcher32(creation), "set a filter");
     }
-    const Hdf5Handle dataset(H5Dcreate2(file_, path.c_str(), file_type, space, H5P_DEFAULT, creation, H5P_DEFAULT),
-                             H5Dclose, "create " + path, kFile);
+    const Hdf5Handle dataset(
+        H5Dcreate2(file_, path.c_str(), file_type, space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose,
+        "create " + path, kFile);
     if (rows > 0) must(H5Dwrite(dataset, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data), "write " + path);
   }
 
@@ -139,7 +140,10 @@ std::vector<std::byte> encode_manifest(const Manifest& m) {
   Image image;
   image.strings("/tensors/name", string_rows(m.tensors, [](auto& t) { return t.name; }));
   image.numbers("/tensors/ndim", number_rows(m.tensors, [](auto& t) { return t.shape.size(); }));
-  image.numbers("/tensors/shape", dims_rows(m.tensors, [](auto& t) -> auto& { return t.shape; }), kMaxDims);
+  image.numbers("/tensors/shape",
+                dims_rows(
+                    m.tensors, [](auto& t) -> auto& { return t.shape; }),
+                kMaxDims);
 
   image.numbers("/states/tensor", number_rows(m.states, [](auto& s) { return s.tensor; }));
   image.strings("/states/kind", string_rows(m.states, [](auto& s) { return s.kind; }));
@@ -152,9 +156,18 @@ std::vector<std::byte> encode_manifest(const Manifest& m) {
   image.numbers("/boxes/state", number_rows(m.boxes, [](auto& b) { return b.state; }));
   image.numbers("/boxes/file", number_rows(m.boxes, [](auto& b) { return b.file; }));
   image.strings("/boxes/dataset", string_rows(m.boxes, [](auto& b) { return b.dataset; }));
-  image.numbers("/boxes/offset", dims_rows(m.boxes, [](auto& b) -> auto& { return b.box.offset; }), kMaxDims);
-  image.numbers("/boxes/shape", dims_rows(m.boxes, [](auto& b) -> auto& { return b.box.shape; }), kMaxDims);
-  image.numbers("/boxes/chunk", dims_rows(m.boxes, [](auto& b) -> auto& { return b.chunk; }), kMaxDims);
+  image.numbers("/boxes/offset",
+                dims_rows(
+                    m.boxes, [](auto& b) -> auto& { return b.box.offset; }),
+                kMaxDims);
+  image.numbers("/boxes/shape",
+                dims_rows(
+                    m.boxes, [](auto& b) -> auto& { return b.box.shape; }),
+                kMaxDims);
+  image.numbers("/boxes/chunk",
+                dims_rows(
+                    m.boxes, [](auto& b) -> auto& { return b.chunk; }),
+                kMaxDims);
   image.numbers("/boxes/first_chunk", number_rows(m.boxes, [](auto& b) { return b.first_chunk; }));
   image.numbers("/boxes/chunks", number_rows(m.boxes, [](auto& b) { return b.chunks; }));
 

@@ -27,7 +27,8 @@ void parallel_for(int threads, std::size_t count, const std::function<void(int, 
       failed = true;
     }
   };
-  const int extra = static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count)) - 1;
+  const int extra =
+      static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count)) - 1;
   std::vector<std::jthread> pool;
   for (int i = 0; i < extra; ++i) pool.emplace_back(work, i + 1);
   work(0);

@@ -1,4 +1,5 @@
-// Which checkpoints are removed, and how: rename to `.trash-<attempt>`, parent fsync, unlink (fault point retire).
+// Which checkpoints are removed, and how: rename to `.trash-<attempt>`, parent fsync, unlink (fault point
+// retire).
 #pragma once
 
 #include <functional>
@@ -11,10 +12,10 @@ namespace shardwright::ckpt {
 
 struct RetentionJob {
   std::string checkpoints_dir;
-  int keep = 1;              // newest valid ones kept; at least 1
-  std::string attempt;       // suffix of the trash name
-  std::string spare;         // path never removed (resumed from); may be empty
-  bool superseded = false;   // remove superseded ones too (prune only)
+  int keep = 1;             // newest valid ones kept; at least 1
+  std::string attempt;      // suffix of the trash name
+  std::string spare;        // path never removed (resumed from); may be empty
+  bool superseded = false;  // remove superseded ones too (prune only)
   std::function<bool()> still_mine = [] { return true; };
 };
 

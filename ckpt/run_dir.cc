@@ -1,14 +1,14 @@
 #include "ckpt/run_dir.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
-
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ckpt/checkpoint_name.h"
 #include "ckpt/commit.h"
@@ -72,7 +72,8 @@ class Tidying {
   void run(const std::optional<Generation>& previous) {
     for (const std::string& entry : env_.list(directory_)) {
       const auto name = parse_checkpoint_name(entry);
-      if (previous && name && name->state == NameState::attempt && may_promote(*name, *previous)) promote(*name);
+      if (previous && name && name->state == NameState::attempt && may_promote(*name, *previous))
+        promote(*name);
     }
     bool moved = false;
     for (const std::string& entry : env_.list(directory_)) {
@@ -102,8 +103,8 @@ class Tidying {
   }
 
   /// An earlier start was killed between moving a step aside and giving its successor the name: the step is
-  /// superseded by that attempt or by a later start, and no checkpoint has its name. Finishing it is the only way not to
-  /// lose both.
+  /// superseded by that attempt or by a later start, and no checkpoint has its name. Finishing it is the only
+  /// way not to lose both.
   bool promotion_interrupted(std::uint64_t step, std::uint64_t generation) const {
     if (env_.exists(path(step_dir_name(step)))) return false;
     for (const std::string& entry : env_.list(directory_)) {
@@ -146,7 +147,8 @@ Generation read_generation(Env& env, const std::string& run_dir) {
     const auto json = nlohmann::json::parse(text);
     return {json.at("run").get<std::string>(), json.at("generation").get<std::uint64_t>()};
   } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a GENERATION ({})", path, e.what()), path);
+    throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a GENERATION ({})", path, e.what()),
+                path);
   }
 }
 
@@ -167,8 +169,8 @@ Started begin_generation(Env& env, const std::string& run_dir, const std::string
   return started;
 }
 
-std::vector<std::string> supersede_newer(Env& env, const std::string& checkpoints_dir, std::uint64_t step, bool all,
-                                         const Generation& generation) {
+std::vector<std::string> supersede_newer(Env& env, const std::string& checkpoints_dir, std::uint64_t step,
+                                         bool all, const Generation& generation) {
   std::vector<std::string> moved;
   for (const std::string& entry : env.list(checkpoints_dir)) {
     const auto its_step = parse_step_dir(entry);

@@ -1,4 +1,5 @@
-// Who owns a run: the lock, the generation, and what is tidied when a generation starts (FORMAT.md, "Generations").
+// Who owns a run: the lock, the generation, and what is tidied when a generation starts (FORMAT.md,
+// "Generations").
 #pragma once
 
 #include <cstdint>
@@ -27,9 +28,10 @@ struct Generation {
 /// Reads GENERATION in `run_dir`; Error(missing) in a run that never started.
 Generation read_generation(Env& env, const std::string& run_dir);
 
-/// Starts the next generation; the caller holds the run lock. In this order: reads GENERATION (g) and replaces it
-/// by g+1 (0 if there was none); promotes a `.tmp-g-*` with a complete COMMIT of generation g (an existing final name is
-/// superseded first); renames every other `.tmp-` to `.trash-` and unlinks all `.trash-`. Scan only after this.
+/// Starts the next generation; the caller holds the run lock. In this order: reads GENERATION (g) and
+/// replaces it by g+1 (0 if there was none); promotes a `.tmp-g-*` with a complete COMMIT of generation g (an
+/// existing final name is superseded first); renames every other `.tmp-` to `.trash-` and unlinks all
+/// `.trash-`. Scan only after this.
 struct Started {
   Generation generation;
   std::vector<std::string> promoted;  // paths
@@ -37,9 +39,9 @@ struct Started {
 };
 Started begin_generation(Env& env, const std::string& run_dir, const std::string& checkpoints_dir);
 
-/// Renames every checkpoint newer than `step` (all of them when `all`) to `.superseded-<generation>`, fsyncs the parent and
-/// returns the new paths.
-std::vector<std::string> supersede_newer(Env& env, const std::string& checkpoints_dir, std::uint64_t step, bool all,
-                                         const Generation& generation);
+/// Renames every checkpoint newer than `step` (all of them when `all`) to `.superseded-<generation>`, fsyncs
+/// the parent and returns the new paths.
+std::vector<std::string> supersede_newer(Env& env, const std::string& checkpoints_dir, std::uint64_t step,
+                                         bool all, const Generation& generation);
 
 }  // namespace shardwright::ckpt

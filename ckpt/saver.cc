@@ -1,5 +1,7 @@
 #include "ckpt/saver.h"
 
+#include <fmt/format.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -10,8 +12,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
@@ -86,8 +86,8 @@ struct Saver::State {
     SaveOutcome& outcome = job.outcome;
     env.create_dirs(directory);
     ShardStats stats;
-    const Part part = write_shard(env, directory, outcome.attempt, options.rank, outcome.step, job.snapshot->items(),
-                                  options.shard, &stats, &cancel);
+    const Part part = write_shard(env, directory, outcome.attempt, options.rank, outcome.step,
+                                  job.snapshot->items(), options.shard, &stats, &cancel);
     outcome.raw_bytes = stats.raw_bytes;
     outcome.stored_bytes = stats.stored_bytes;
     outcome.encode_s = stats.encode_s;
@@ -115,8 +115,8 @@ struct Saver::State {
     job.outcome.commit_s = seconds_since(start);
   }
 
-  /// A failing rank says so in place of its part, so that rank 0 need not wait for the deadline. If even that fails, the
-  /// deadline it is; the outcome carries the first reason either way.
+  /// A failing rank says so in place of its part, so that rank 0 need not wait for the deadline. If even that
+  /// fails, the deadline it is; the outcome carries the first reason either way.
   void tell_failure(SaveOutcome& outcome, const std::string& directory) {
     Part part;
     part.attempt = outcome.attempt;
@@ -131,7 +131,8 @@ struct Saver::State {
     }
   }
 
-  /// What comes after the commit point. The checkpoint stands whatever happens here, so a failure is a remark.
+  /// What comes after the commit point. The checkpoint stands whatever happens here, so a failure is a
+  /// remark.
   void follow(SaveOutcome& outcome) {
     try {
       write_latest(env, options.checkpoints_dir, step_dir_name(outcome.step));
@@ -206,7 +207,8 @@ void Saver::start(SaveRequest request) {
   {
     const std::lock_guard lock(s.mutex);
     if (s.running)
-      throw Error(ErrorCode::busy, job.outcome.path + ": the previous save is still running; wait for it or skip");
+      throw Error(ErrorCode::busy,
+                  job.outcome.path + ": the previous save is still running; wait for it or skip");
     s.running = true;
   }
   try {
@@ -243,7 +245,8 @@ bool Saver::busy() const {
 
 void Saver::wait(double seconds) {
   std::unique_lock lock(state_->mutex);
-  if (!state_->changed.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return !state_->running; }))
+  if (!state_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
+                                [this] { return !state_->running; }))
     throw Error(ErrorCode::deadline,
                 fmt::format("rank {}: its save is still running after {} s", state_->options.rank, seconds),
                 state_->options.checkpoints_dir);
@@ -273,8 +276,8 @@ void Saver::discard(const std::string& attempt, std::uint64_t step) {
     return;
   }
   if (!s.still_mine())
-    throw Error(ErrorCode::busy, directory + ": another generation of this run took over; it removes this itself",
-                directory);
+    throw Error(ErrorCode::busy,
+                directory + ": another generation of this run took over; it removes this itself", directory);
   // Moved aside first, so that a rank that is late finds no attempt to add to.
   const std::string trash =
       free_name(s.env, s.options.checkpoints_dir + "/" + step_dir_name(step) + ".trash-" + attempt);

@@ -1,5 +1,5 @@
-// Asynchronous saving: one per process, a background thread behind the training loop. Comm-free: ranks meet in
-// the attempt directory only, whose name each of them knows from the generation and the save number.
+// Asynchronous saving: one per process, a background thread behind the training loop. Comm-free: ranks meet
+// in the attempt directory only, whose name each of them knows from the generation and the save number.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct SaveRequest {
 
 enum class SaveResult { committed, failed, skipped };
 
-/// What came of a save; the fields of the metrics record "checkpoint". On ranks other than 0 `committed` means that the part
-/// was published. Everything about save N is captured at the call.
+/// What came of a save; the fields of the metrics record "checkpoint". On ranks other than 0 `committed`
+/// means that the part was published. Everything about save N is captured at the call.
 struct SaveOutcome {
   std::uint64_t step = 0;
   std::uint64_t generation = 0;
@@ -57,16 +57,18 @@ struct SaveOutcome {
   std::vector<std::string> retired;  // checkpoints that retention removed
 };
 
-/// Retention runs after each commit of rank 0, so it can never remove what this generation resumed from before the
-/// generation has committed. All calls are made by one thread, the training loop; the saver has its own.
+/// Retention runs after each commit of rank 0, so it can never remove what this generation resumed from
+/// before the generation has committed. All calls are made by one thread, the training loop; the saver has
+/// its own.
 class Saver {
  public:
   Saver(Env& env, SaverOptions options);
   /// Cancels what is running and joins: within the time of one chunk or one system call.
   ~Saver();
 
-  /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point save.begin. The
-  /// previous save must have ended: wait() or skip first. Does not throw for a save that fails: see take_outcomes().
+  /// Takes the snapshot and returns (or, without async, returns when the save has ended). Fault point
+  /// save.begin. The previous save must have ended: wait() or skip first. Does not throw for a save that
+  /// fails: see take_outcomes().
   void start(SaveRequest request);
   /// Records a due save that was not made.
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
@@ -78,8 +80,9 @@ class Saver {
   void before_write(const std::string& tensor, const std::string& kind, const Box& box);
   /// Outcomes since the last call, oldest first.
   std::vector<SaveOutcome> take_outcomes();
-  /// Removes this rank's files of a failed attempt (rank 0: the directory, moved to `.trash-` first; what cannot be removed
-  /// now is removed when the next generation starts). Error(busy) if another generation took over.
+  /// Removes this rank's files of a failed attempt (rank 0: the directory, moved to `.trash-` first; what
+  /// cannot be removed now is removed when the next generation starts). Error(busy) if another generation
+  /// took over.
   void discard(const std::string& attempt, std::uint64_t step);
 
  private:

@@ -1,12 +1,12 @@
 #include "ckpt/scan.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <string>
 #include <tuple>
 #include <vector>
-
-#include <fmt/format.h>
 
 #include "ckpt/checkpoint_name.h"
 #include "ckpt/error.h"
@@ -19,9 +19,12 @@ namespace fs = std::filesystem;
 
 Status status_of(ErrorCode code) {
   switch (code) {
-    case ErrorCode::incomplete: return Status::incomplete;
-    case ErrorCode::future_version: return Status::future_version;
-    default: return Status::damaged;
+    case ErrorCode::incomplete:
+      return Status::incomplete;
+    case ErrorCode::future_version:
+      return Status::future_version;
+    default:
+      return Status::damaged;
   }
 }
 
@@ -82,21 +85,27 @@ ScanEntry look_at(Env& env, const std::string& directory, const CheckpointName& 
 }
 
 [[noreturn]] void still_written(const std::string& path, const std::string& attempt) {
-  throw Error(ErrorCode::busy,
-              fmt::format("{}: still being written, or left by a run that was interrupted; wait until it is {}", path,
-                          attempt),
-              path);
+  throw Error(
+      ErrorCode::busy,
+      fmt::format("{}: still being written, or left by a run that was interrupted; wait until it is {}", path,
+                  attempt),
+      path);
 }
 
 }  // namespace
 
 std::string_view name(Status status) {
   switch (status) {
-    case Status::valid: return "valid";
-    case Status::incomplete: return "incomplete";
-    case Status::damaged: return "damaged";
-    case Status::superseded: return "superseded";
-    case Status::future_version: return "future_version";
+    case Status::valid:
+      return "valid";
+    case Status::incomplete:
+      return "incomplete";
+    case Status::damaged:
+      return "damaged";
+    case Status::superseded:
+      return "superseded";
+    case Status::future_version:
+      return "future_version";
   }
   return "damaged";
 }
@@ -109,9 +118,10 @@ Structure check_structure(Env& env, const std::string& path) {
   Structure found;
   found.commit = read_commit(env, path);
   if (const auto name = parse_checkpoint_name(base_name(path)); name && name->step != found.commit.step)
-    throw Error(ErrorCode::damaged,
-                fmt::format("{}/COMMIT: says step {}; the directory says {}", path, found.commit.step, name->step),
-                path + "/COMMIT");
+    throw Error(
+        ErrorCode::damaged,
+        fmt::format("{}/COMMIT: says step {}; the directory says {}", path, found.commit.step, name->step),
+        path + "/COMMIT");
   try {
     found.manifest = read_manifest(env, path, found.commit.manifest);
   } catch (const Error& e) {
@@ -128,7 +138,8 @@ Structure check_structure(Env& env, const std::string& path) {
       throw Error(ErrorCode::damaged, at + ": missing", at);
     }
     if (size != file.bytes)
-      throw Error(ErrorCode::damaged, fmt::format("{}: has {} bytes; the manifest says {}", at, size, file.bytes), at);
+      throw Error(ErrorCode::damaged,
+                  fmt::format("{}: has {} bytes; the manifest says {}", at, size, file.bytes), at);
   }
   return found;
 }
@@ -160,7 +171,8 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const std::string base = base_name(path);
   const auto name = parse_checkpoint_name(base);
-  if (env.exists(path) && (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos))
+  if (env.exists(path) &&
+      (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos))
     still_written(path, "committed");
   if (!env.exists(path)) {
     const fs::path parent = fs::path(path).parent_path();
@@ -168,24 +180,27 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
     if (env.is_dir(above))
       for (const std::string& entry : env.list(above))
         if (entry.starts_with(base + ".tmp-")) still_written(above + "/" + entry, "named " + base);
-    throw Error(ErrorCode::missing, path + ": does not exist; name a checkpoint, a run or its checkpoints directory",
-                path);
+    throw Error(ErrorCode::missing,
+                path + ": does not exist; name a checkpoint, a run or its checkpoints directory", path);
   }
   if (!env.is_dir(path))
-    throw Error(ErrorCode::missing,
-                path + ": is a file; name a checkpoint, a run or its checkpoints directory (all are directories)", path);
+    throw Error(
+        ErrorCode::missing,
+        path + ": is a file; name a checkpoint, a run or its checkpoints directory (all are directories)",
+        path);
   if (name || env.exists(path + "/COMMIT") || env.exists(path + "/manifest.h5")) return path;
   const std::string directory = env.is_dir(path + "/checkpoints") ? path + "/checkpoints" : path;
   std::vector<PassedOver> passed_over;
   if (const auto newest = newest_valid(env, directory, &passed_over)) return newest->path;
   if (!passed_over.empty())
     throw Error(ErrorCode::damaged,
-                fmt::format("{}: none of its {} checkpoints is valid; the newest: {}", directory, passed_over.size(),
-                            passed_over[0].reason),
+                fmt::format("{}: none of its {} checkpoints is valid; the newest: {}", directory,
+                            passed_over.size(), passed_over[0].reason),
                 directory);
   for (const CheckpointName& other : names(env, directory))
     if (other.state == NameState::attempt) still_written(directory + "/" + other.text, "committed");
-  throw Error(ErrorCode::missing, directory + ": holds no checkpoint (no directory named step-NNNNNNNNNN)", directory);
+  throw Error(ErrorCode::missing, directory + ": holds no checkpoint (no directory named step-NNNNNNNNNN)",
+              directory);
 }
 
 }  // namespace shardwright::ckpt

@@ -32,12 +32,13 @@ struct Structure {
   Manifest manifest;
 };
 
-/// COMMIT -> manifest digest -> every file present with its size. Throws the Error that says what is wrong and names the
-/// file: incomplete, damaged, future_version, io.
+/// COMMIT -> manifest digest -> every file present with its size. Throws the Error that says what is wrong
+/// and names the file: incomplete, damaged, future_version, io.
 Structure check_structure(Env& env, const std::string& path);
 
-/// All `step-<10 digits>` with what may follow (superseded, tmp), newest first. Structural: COMMIT -> manifest digest ->
-/// every file present with its size. Never trusts LATEST. `deep` reads every byte as verify does.
+/// All `step-<10 digits>` with what may follow (superseded, tmp), newest first. Structural: COMMIT ->
+/// manifest digest -> every file present with its size. Never trusts LATEST. `deep` reads every byte as
+/// verify does.
 std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir, bool deep = false);
 
 /// Path and manifest digest of the newest valid checkpoint, with what was passed over on the way.
@@ -49,11 +50,12 @@ struct Selection {
   std::string path;
   Commit commit;
 };
-std::optional<Selection> newest_valid(Env& env, const std::string& checkpoints_dir, std::vector<PassedOver>* passed_over);
+std::optional<Selection> newest_valid(Env& env, const std::string& checkpoints_dir,
+                                      std::vector<PassedOver>* passed_over);
 
-/// What the command line means by CKPT: a checkpoint directory itself, or a run or checkpoints directory (then its newest
-/// valid one). Error(missing) if there is no checkpoint at all, Error(busy) for a `.tmp-` directory, Error(damaged) if
-/// there are some but none is valid.
+/// What the command line means by CKPT: a checkpoint directory itself, or a run or checkpoints directory
+/// (then its newest valid one). Error(missing) if there is no checkpoint at all, Error(busy) for a `.tmp-`
+/// directory, Error(damaged) if there are some but none is valid.
 std::string resolve_checkpoint(Env& env, const std::string& path);
 
 }  // namespace shardwright::ckpt

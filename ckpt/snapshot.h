@@ -11,14 +11,15 @@
 
 namespace shardwright::ckpt {
 
-/// Everything that changes saved state calls before_write() first; what the snapshot hands out is the boundary's state.
-/// This implementation copies at construction; a lazy one keeps the same interface.
+/// Everything that changes saved state calls before_write() first; what the snapshot hands out is the
+/// boundary's state. This implementation copies at construction; a lazy one keeps the same interface.
 class Snapshot {
  public:
   virtual ~Snapshot() = default;
   /// The saved items, whose sources stay valid and unchanged for the snapshot's life.
   virtual std::span<const SaveItem> items() const = 0;
-  /// `box` of (tensor, kind) is about to change. Returns when the old values are safe. Called by the training thread.
+  /// `box` of (tensor, kind) is about to change. Returns when the old values are safe. Called by the training
+  /// thread.
   virtual void before_write(const std::string& tensor, const std::string& kind, const Box& box) = 0;
   /// Host memory that the snapshot holds now.
   virtual std::uint64_t host_bytes() const = 0;

@@ -10,7 +10,8 @@
 
 namespace shardwright::ckpt {
 
-/// `code` is one of commit, manifest, version, missing_file, size, digest, chunk, decode, fingerprint, coverage, overlap, path.
+/// `code` is one of commit, manifest, version, missing_file, size, digest, chunk, decode, fingerprint,
+/// coverage, overlap, path.
 struct Problem {
   std::string code;
   std::string file;
