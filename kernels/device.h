@@ -1,5 +1,5 @@
-// Devices, memory and streams. The trainer computes on one Device through the operations of kernels/ops.h; the CPU is
-// built in, others are modules opened at run time.
+// Devices, memory and streams. The trainer computes on one Device through the operations of kernels/ops.h;
+// the CPU is built in, others are modules opened at run time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@ namespace shardwright::kernels {
 
 enum class DeviceKind : std::uint8_t { cpu };
 
-/// Order of work on a device. On the CPU every operation runs inline, so a stream is always idle. Not thread-safe.
+/// Order of work on a device. On the CPU every operation runs inline, so a stream is always idle. Not
+/// thread-safe.
 class Stream {
  public:
   explicit Stream(DeviceKind kind) : kind_(kind) {}

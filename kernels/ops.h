@@ -1,8 +1,10 @@
-// The operations that a decoder is made of, in fp32, each taking a stream. Matrices are row-major and dense unless a leading
-// dimension says otherwise. Gradients marked "+=" accumulate; all other outputs are overwritten. Results are a pure
-// function of the arguments and the number of threads, the same in each run. Not built for aliased arguments unless said.
+// The operations that a decoder is made of, in fp32, each taking a stream. Matrices are row-major and dense
+// unless a leading dimension says otherwise. Gradients marked "+=" accumulate; all other outputs are
+// overwritten. Results are a pure function of the arguments and the number of threads, the same in each run.
+// Not built for aliased arguments unless said.
 //
-// Letters: B sequences, T positions, C channels (hidden), H heads, D channels of a head, V vocabulary rows held here.
+// Letters: B sequences, T positions, C channels (hidden), H heads, D channels of a head, V vocabulary rows
+// held here.
 #pragma once
 
 #include <cstdint>
@@ -11,20 +13,23 @@
 
 namespace shardwright::kernels {
 
-// --- matrix products (oneDNN on the CPU) ----------------------------------------------------------------------------------
+// --- matrix products (oneDNN on the CPU)
 
-/// C(m, n) = alpha * op(A)(m, k) * op(B)(k, n) + beta * C, op being the transpose where asked; ld* are row strides.
-void matmul(Stream& s, bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-            const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c, std::int64_t ldc);
+/// C(m, n) = alpha * op(A)(m, k) * op(B)(k, n) + beta * C, op being the transpose where asked; ld* are row
+/// strides.
+void matmul(Stream& s, bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+            float alpha, const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
+            float* c, std::int64_t ldc);
 
 /// y(rows, out) = x(rows, in) * w(out, in)^T + bias(out); bias may be null.
 void linear_forward(Stream& s, const float* x, const float* w, const float* bias, float* y, std::int64_t rows,
                     std::int64_t in, std::int64_t out);
-/// dx(rows, in) = dy(rows, out) * w(out, in); dw(out, in) += dy^T * x; dbias(out) += column sums of dy. Any of dx, dw, dbias may be null.
-void linear_backward(Stream& s, const float* dy, const float* x, const float* w, float* dx, float* dw, float* dbias,
-                     std::int64_t rows, std::int64_t in, std::int64_t out);
+/// dx(rows, in) = dy(rows, out) * w(out, in); dw(out, in) += dy^T * x; dbias(out) += column sums of dy. Any
+/// of dx, dw, dbias may be null.
+void linear_backward(Stream& s, const float* dy, const float* x, const float* w, float* dx, float* dw,
+                     float* dbias, std::int64_t rows, std::int64_t in, std::int64_t out);
 
-// --- pointwise -------------------------------------------------------------------------------------------------------------
+// --- pointwise
 
 /// y += x
 void add(Stream& s, const float* x, float* y, std::int64_t n);
@@ -40,75 +45,81 @@ void gelu_forward(Stream& s, const float* x, float* y, std::int64_t n);
 /// dx = dy * gelu'(x); dx may alias dy.
 void gelu_backward(Stream& s, const float* dy, const float* x, float* dx, std::int64_t n);
 
-// --- layer norm ------------------------------------------------------------------------------------------------------------
+// --- layer norm
 
-/// y(rows, C) = (x - mean) * rstd * weight + bias; mean and rstd (rows) are kept for backward. eps is added to the variance.
-void layernorm_forward(Stream& s, const float* x, const float* weight, const float* bias, float* y, float* mean, float* rstd,
-                       std::int64_t rows, std::int64_t channels, float eps);
+/// y(rows, C) = (x - mean) * rstd * weight + bias; mean and rstd (rows) are kept for backward. eps is added
+/// to the variance.
+void layernorm_forward(Stream& s, const float* x, const float* weight, const float* bias, float* y,
+                       float* mean, float* rstd, std::int64_t rows, std::int64_t channels, float eps);
 /// dx(rows, C) += ...; dweight(C) +=, dbias(C) +=. (dx accumulates because the residual branch meets it.)
-void layernorm_backward(Stream& s, const float* dy, const float* x, const float* weight, const float* mean, const float* rstd,
-                        float* dx, float* dweight, float* dbias, std::int64_t rows, std::int64_t channels);
+void layernorm_backward(Stream& s, const float* dy, const float* x, const float* weight, const float* mean,
+                        const float* rstd, float* dx, float* dweight, float* dbias, std::int64_t rows,
+                        std::int64_t channels);
 
-// --- embedding, with the vocabulary's rows [first, first + V) held here -----------------------------------------------------
+// --- embedding, with the vocabulary's rows [first, first + V) held here
 
 /// y(rows, C) = table[token - first], zero where the token is not held here.
 void embedding_forward(Stream& s, const std::int32_t* tokens, const float* table, float* y, std::int64_t rows,
                        std::int64_t channels, std::int64_t first, std::int64_t held);
 /// dtable(V, C) += dy of the tokens held here, rows in order (deterministic).
-void embedding_backward(Stream& s, const std::int32_t* tokens, const float* dy, float* dtable, std::int64_t rows,
-                        std::int64_t channels, std::int64_t first, std::int64_t held);
+void embedding_backward(Stream& s, const std::int32_t* tokens, const float* dy, float* dtable,
+                        std::int64_t rows, std::int64_t channels, std::int64_t first, std::int64_t held);
 /// y(B, T, C) += table(T, C), and its backward dtable(T, C) += sum over B.
 void position_forward(Stream& s, const float* table, float* y, std::int64_t batch, std::int64_t positions,
                       std::int64_t channels);
 void position_backward(Stream& s, const float* dy, float* dtable, std::int64_t batch, std::int64_t positions,
                        std::int64_t channels);
 
-// --- causal attention ---------------------------------------------------------------------------------------------------------
+// --- causal attention
 
-/// q (B, T, H, D) and k, v (B, T, KV, D) are views with row stride `stride` (floats from one position to the next, so that
-/// they may lie in one fused buffer); H is a multiple of KV. out (B, T, H, D) dense. lse (B, H, T) keeps the row's log-sum-exp.
-void attention_forward(Stream& s, const float* q, const float* k, const float* v, std::int64_t stride, float* out, float* lse,
-                       std::int64_t batch, std::int64_t positions, std::int64_t heads, std::int64_t kv_heads,
-                       std::int64_t head_size, float softmax_scale);
+/// q (B, T, H, D) and k, v (B, T, KV, D) are views with row stride `stride` (floats from one position to the
+/// next, so that they may lie in one fused buffer); H is a multiple of KV. out (B, T, H, D) dense. lse (B, H,
+/// T) keeps the row's log-sum-exp.
+void attention_forward(Stream& s, const float* q, const float* k, const float* v, std::int64_t stride,
+                       float* out, float* lse, std::int64_t batch, std::int64_t positions, std::int64_t heads,
+                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale);
 /// dq, dk, dv are overwritten, with row stride `dstride`.
-void attention_backward(Stream& s, const float* dout, const float* q, const float* k, const float* v, std::int64_t stride,
-                        const float* out, const float* lse, float* dq, float* dk, float* dv, std::int64_t dstride,
-                        std::int64_t batch, std::int64_t positions, std::int64_t heads, std::int64_t kv_heads,
-                        std::int64_t head_size, float softmax_scale);
+void attention_backward(Stream& s, const float* dout, const float* q, const float* k, const float* v,
+                        std::int64_t stride, const float* out, const float* lse, float* dq, float* dk,
+                        float* dv, std::int64_t dstride, std::int64_t batch, std::int64_t positions,
+                        std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+                        float softmax_scale);
 
-// --- cross entropy over a vocabulary cut in ranks: the caller reduces between the passes -------------------------------------
+// --- cross entropy over a vocabulary cut in ranks: the caller reduces between the passes
 
 /// row_max(rows) = largest logit held here (-inf if V is 0).
 void logits_max(Stream& s, const float* logits, float* row_max, std::int64_t rows, std::int64_t held);
-/// Given the global row_max: sums(rows) = sum of exp(logit - max) held here; target_logit(rows) = logit of the target minus max if it
-/// is held here, else 0. logits may be overwritten with exp(logit - max).
-void logits_sum(Stream& s, float* logits, const std::int32_t* targets, const float* row_max, float* sums, float* target_logit,
-                std::int64_t rows, std::int64_t held, std::int64_t first);
-/// Given the global sums, and logits as logits_sum left them: dlogits = scale * (softmax - onehot), in place. Targets < 0
-/// have no loss and a zero gradient.
+/// Given the global row_max: sums(rows) = sum of exp(logit - max) held here; target_logit(rows) = logit of
+/// the target minus max if it is held here, else 0. logits may be overwritten with exp(logit - max).
+void logits_sum(Stream& s, float* logits, const std::int32_t* targets, const float* row_max, float* sums,
+                float* target_logit, std::int64_t rows, std::int64_t held, std::int64_t first);
+/// Given the global sums, and logits as logits_sum left them: dlogits = scale * (softmax - onehot), in place.
+/// Targets < 0 have no loss and a zero gradient.
 void logits_backward(Stream& s, float* logits, const std::int32_t* targets, const float* sums, float scale,
                      std::int64_t rows, std::int64_t held, std::int64_t first);
 
-// --- optimizer and reductions -------------------------------------------------------------------------------------------------
+// --- optimizer and reductions
 
-/// Decoupled AdamW (Loshchilov and Hutter 2019) on n elements; `step` counts from 1 for the bias correction. The
-/// gradient is multiplied by grad_scale (clipping) first.
+/// Decoupled AdamW (Loshchilov and Hutter 2019) on n elements; `step` counts from 1 for the bias correction.
+/// The gradient is multiplied by grad_scale (clipping) first.
 struct AdamW {
   float lr, beta1, beta2, eps, weight_decay, grad_scale;
   std::int64_t step;
 };
-void adamw(Stream& s, const AdamW& h, float* param, const float* grad, float* exp_avg, float* exp_avg_sq, std::int64_t n);
+void adamw(Stream& s, const AdamW& h, float* param, const float* grad, float* exp_avg, float* exp_avg_sq,
+           std::int64_t n);
 /// Sum of squares in float64, in a fixed order.
 double sum_of_squares(Stream& s, const float* x, std::int64_t n);
 /// True if each element is finite.
 bool all_finite(Stream& s, const float* x, std::int64_t n);
 
-// --- counter-based random numbers ------------------------------------------------------------------------------------------------
+// --- counter-based random numbers
 
-/// y[i] = stddev * N(0, 1) drawn by Philox4x32-10 (Salmon et al. 2011) from key = seed and counter = (purpose, first + i): a
-/// pure function of the global index, so that every layout draws the same values.
-void fill_normal(Stream& s, float* y, std::int64_t n, std::uint64_t seed, std::uint64_t purpose, std::uint64_t first,
-                 float stddev);
+/// y[i] = stddev * N(0, 1). The value of index = first + i is number index % 4 of the four normal numbers
+/// that Philox4x32-10 (Salmon et al. 2011) and Box-Muller give for key = seed and counter = (purpose, index /
+/// 4): a pure function of the global index, the same bits in every layout, cut and machine.
+void fill_normal(Stream& s, float* y, std::int64_t n, std::uint64_t seed, std::uint64_t purpose,
+                 std::uint64_t first, float stddev);
 void fill(Stream& s, float value, float* y, std::int64_t n);
 
 /// Four words of Philox4x32-10 of a counter, for other uses on the host (the sample order).

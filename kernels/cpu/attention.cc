@@ -1,0 +1,188 @@
+// Causal attention by strips: a strip is all scores of a few queries of one head, so the softmax is exact in
+// one pass and memory does not grow with the square of the positions. Strips to the right of the diagonal are
+// never computed.
+#include <dnnl.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/cpu/clones.h"
+#include "kernels/cpu/exp.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace shardwright::kernels {
+namespace {
+
+constexpr std::int64_t kQueries = 64;  // rows of a strip
+
+// Matrix product of one strip. Inside a parallel region oneDNN uses the calling thread alone.
+[[nodiscard]] bool gemm(char transpose_a, char transpose_b, std::int64_t m, std::int64_t n, std::int64_t k,
+                        float alpha, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                        float beta, float* c, std::int64_t ldc) {
+  return dnnl_sgemm(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success;
+}
+
+// In: scores of queries first .. first + rows - 1 against keys 0 .. keys - 1. Out: exp(score - largest of the
+// row), zero where the key comes after the query; the rows' sums inverted, and log-sum-exps.
+SHARDWRIGHT_CLONES void softmax_strip(float* strip, std::int64_t rows, std::int64_t first, std::int64_t keys,
+                                      float* inverse_sum, float* lse) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* const row = strip + r * keys;
+    const std::int64_t seen = first + r + 1;
+    float largest = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : largest)
+    for (std::int64_t i = 0; i < seen; ++i) largest = row[i] > largest ? row[i] : largest;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t i = 0; i < seen; ++i) {
+      row[i] = cpu::exp_approximate(row[i] - largest);
+      sum += row[i];
+    }
+    for (std::int64_t i = seen; i < keys; ++i) row[i] = 0.0f;
+    inverse_sum[r] = 1.0f / sum;
+    lse[r] = largest + std::log(sum);
+  }
+}
+
+SHARDWRIGHT_CLONES void scale_rows(float* y, std::int64_t stride, const float* factors, std::int64_t rows,
+                                   std::int64_t n) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* const row = y + r * stride;
+    const float factor = factors[r];
+#pragma omp simd
+    for (std::int64_t i = 0; i < n; ++i) row[i] *= factor;
+  }
+}
+
+// In: scores and the gradient of the probabilities. Out: probabilities in scores, the scores' gradient in
+// gradient.
+SHARDWRIGHT_CLONES void softmax_strip_backward(float* __restrict scores, float* __restrict gradient,
+                                               std::int64_t rows, std::int64_t first, std::int64_t keys,
+                                               const float* lse, const float* __restrict dout,
+                                               const float* __restrict out, std::int64_t stride,
+                                               std::int64_t head_size) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    float* __restrict const p = scores + r * keys;
+    float* __restrict const g = gradient + r * keys;
+    const float* __restrict const a = dout + r * stride;
+    const float* __restrict const b = out + r * stride;
+    // Sum over keys of p * dp, which equals the product of out and its gradient.
+    float delta = 0;
+#pragma omp simd reduction(+ : delta)
+    for (std::int64_t i = 0; i < head_size; ++i) delta += a[i] * b[i];
+    const std::int64_t seen = first + r + 1;
+    const float l = lse[r];
+#pragma omp simd
+    for (std::int64_t i = 0; i < seen; ++i) {
+      p[i] = cpu::exp_approximate(p[i] - l);
+      g[i] = p[i] * (g[i] - delta);
+    }
+    for (std::int64_t i = seen; i < keys; ++i) {
+      p[i] = 0.0f;
+      g[i] = 0.0f;
+    }
+  }
+}
+
+/// Calls body(unit, scratch) for each unit, one thread each, with `floats` of scratch memory per thread.
+/// Throws if any call returned false (oneDNN out of memory). Units write apart, so which thread takes one
+/// does not show in the result.
+template <class Body>
+void for_units(std::int64_t units, std::int64_t floats, const Body& body) {
+  if (units <= 0) return;
+  if (omp_get_max_threads() != threads()) omp_set_num_threads(threads());
+  const int team = static_cast<int>(std::min<std::int64_t>(threads(), units));
+  const std::int64_t padded = (floats + 15) / 16 * 16;
+  static thread_local Memory memory;
+  const std::size_t bytes = static_cast<std::size_t>(padded * team) * sizeof(float);
+  if (memory.bytes() < bytes) memory = Memory(DeviceKind::cpu, bytes);
+  float* const scratch = memory.floats();
+  std::atomic<bool> good{true};
+#pragma omp parallel for num_threads(team) schedule(dynamic, 1)
+  for (std::int64_t unit = 0; unit < units; ++unit) {
+    if (!body(unit, scratch + omp_get_thread_num() * padded)) good.store(false, std::memory_order_relaxed);
+  }
+  if (!good.load()) throw std::runtime_error("attention: oneDNN could not multiply a strip (out of memory?)");
+}
+
+}  // namespace
+
+void attention_forward(Stream&, const float* q, const float* k, const float* v, std::int64_t stride,
+                       float* out, float* lse, std::int64_t batch, std::int64_t positions, std::int64_t heads,
+                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale) {
+  const std::int64_t out_stride = heads * head_size;
+  for_units(batch * heads, kQueries * (positions + 1), [&](std::int64_t unit, float* scratch) {
+    const std::int64_t b = unit / heads, h = unit % heads, shared = h / (heads / kv_heads);
+    const float* const qh = q + b * positions * stride + h * head_size;
+    const float* const kh = k + b * positions * stride + shared * head_size;
+    const float* const vh = v + b * positions * stride + shared * head_size;
+    float* const oh = out + b * positions * out_stride + h * head_size;
+    float* const inverse_sum = scratch;
+    float* const strip = scratch + kQueries;
+    bool good = true;
+    for (std::int64_t first = 0; first < positions; first += kQueries) {
+      const std::int64_t rows = std::min(kQueries, positions - first), keys = first + rows;
+      good &= gemm('N', 'T', rows, keys, head_size, softmax_scale, qh + first * stride, stride, kh, stride,
+                   0.0f, strip, keys);
+      softmax_strip(strip, rows, first, keys, inverse_sum, lse + unit * positions + first);
+      good &= gemm('N', 'N', rows, head_size, keys, 1.0f, strip, keys, vh, stride, 0.0f,
+                   oh + first * out_stride, out_stride);
+      scale_rows(oh + first * out_stride, out_stride, inverse_sum, rows, head_size);
+    }
+    return good;
+  });
+}
+
+void attention_backward(Stream&, const float* dout, const float* q, const float* k, const float* v,
+                        std::int64_t stride, const float* out, const float* lse, float* dq, float* dk,
+                        float* dv, std::int64_t dstride, std::int64_t batch, std::int64_t positions,
+                        std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
+                        float softmax_scale) {
+  const std::int64_t out_stride = heads * head_size, group = heads / kv_heads;
+  // A unit is a key head with all the query heads that use it, so that its dk and dv have one writer.
+  for_units(batch * kv_heads, 2 * kQueries * positions, [&](std::int64_t unit, float* scratch) {
+    const std::int64_t b = unit / kv_heads, shared = unit % kv_heads;
+    const std::int64_t in = b * positions * stride, gradient = b * positions * dstride;
+    const float* const kh = k + in + shared * head_size;
+    const float* const vh = v + in + shared * head_size;
+    float* const dkh = dk + gradient + shared * head_size;
+    float* const dvh = dv + gradient + shared * head_size;
+    float* const scores = scratch;
+    float* const dscores = scratch + kQueries * positions;
+    bool good = true;
+    float beta = 0.0f;
+    for (std::int64_t h = shared * group; h < (shared + 1) * group; ++h) {
+      const float* const qh = q + in + h * head_size;
+      const float* const oh = out + b * positions * out_stride + h * head_size;
+      const float* const doh = dout + b * positions * out_stride + h * head_size;
+      // From the last strip, which meets every key: the first product into dk and dv writes all of them.
+      for (std::int64_t first = (positions - 1) / kQueries * kQueries; first >= 0; first -= kQueries) {
+        const std::int64_t rows = std::min(kQueries, positions - first), keys = first + rows;
+        const float* const qs = qh + first * stride;
+        const float* const dos = doh + first * out_stride;
+        good &=
+            gemm('N', 'T', rows, keys, head_size, softmax_scale, qs, stride, kh, stride, 0.0f, scores, keys);
+        good &= gemm('N', 'T', rows, keys, head_size, 1.0f, dos, out_stride, vh, stride, 0.0f, dscores, keys);
+        softmax_strip_backward(scores, dscores, rows, first, keys, lse + (b * heads + h) * positions + first,
+                               dos, oh + first * out_stride, out_stride, head_size);
+        good &=
+            gemm('T', 'N', keys, head_size, rows, 1.0f, scores, keys, dos, out_stride, beta, dvh, dstride);
+        good &= gemm('T', 'N', keys, head_size, rows, softmax_scale, dscores, keys, qs, stride, beta, dkh,
+                     dstride);
+        good &= gemm('N', 'N', rows, head_size, keys, softmax_scale, dscores, keys, kh, stride, 0.0f,
+                     dq + gradient + h * head_size + first * dstride, dstride);
+        beta = 1.0f;
+      }
+    }
+    return good;
+  });
+}
+
+}  // namespace shardwright::kernels

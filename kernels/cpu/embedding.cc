@@ -1,0 +1,63 @@
+// Token and position embeddings. Backward cuts columns or positions among threads, never the sum of one
+// element, so its bits do not depend on the number of threads.
+#include <cstring>
+
+#include "kernels/cpu/clones.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace shardwright::kernels {
+namespace {
+
+SHARDWRIGHT_CLONES void add_row(const float* __restrict x, float* __restrict y, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+}  // namespace
+
+void embedding_forward(Stream&, const std::int32_t* tokens, const float* table, float* y, std::int64_t rows,
+                       std::int64_t channels, std::int64_t first, std::int64_t held) {
+  const std::size_t bytes = static_cast<std::size_t>(channels) * sizeof(float);
+  cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t row = tokens[r] - first;
+      if (row >= 0 && row < held) {
+        std::memcpy(y + r * channels, table + row * channels, bytes);
+      } else {
+        std::memset(y + r * channels, 0, bytes);
+      }
+    }
+  });
+}
+
+void embedding_backward(Stream&, const std::int32_t* tokens, const float* dy, float* dtable,
+                        std::int64_t rows, std::int64_t channels, std::int64_t first, std::int64_t held) {
+  cpu::for_ranges(channels, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t row = tokens[r] - first;
+      if (row >= 0 && row < held) {
+        add_row(dy + r * channels + begin, dtable + row * channels + begin, end - begin);
+      }
+    }
+  });
+}
+
+void position_forward(Stream&, const float* table, float* y, std::int64_t batch, std::int64_t positions,
+                      std::int64_t channels) {
+  cpu::for_ranges(batch * positions, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r)
+      add_row(table + r % positions * channels, y + r * channels, channels);
+  });
+}
+
+void position_backward(Stream&, const float* dy, float* dtable, std::int64_t batch, std::int64_t positions,
+                       std::int64_t channels) {
+  cpu::for_ranges(positions, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = 0; b < batch; ++b) {
+      add_row(dy + (b * positions + begin) * channels, dtable + begin * channels, (end - begin) * channels);
+    }
+  });
+}
+
+}  // namespace shardwright::kernels

@@ -1,0 +1,106 @@
+// Layer norm over the last dimension; a row stays in the first-level cache between its passes.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/clones.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace shardwright::kernels {
+namespace {
+
+SHARDWRIGHT_CLONES void forward_rows(const float* __restrict x, const float* __restrict weight,
+                                     const float* __restrict bias, float* __restrict y,
+                                     float* __restrict mean, float* __restrict rstd, std::int64_t rows,
+                                     std::int64_t channels, float eps) {
+  const float inverse = 1.0f / static_cast<float>(channels);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* __restrict in = x + r * channels;
+    float* __restrict out = y + r * channels;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::int64_t c = 0; c < channels; ++c) sum += in[c];
+    const float m = sum * inverse;
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (std::int64_t c = 0; c < channels; ++c) squares += (in[c] - m) * (in[c] - m);
+    const float s = 1.0f / std::sqrt(squares * inverse + eps);
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) out[c] = (in[c] - m) * s * weight[c] + bias[c];
+    mean[r] = m;
+    rstd[r] = s;
+  }
+}
+
+SHARDWRIGHT_CLONES void backward_rows(const float* __restrict dy, const float* __restrict x,
+                                      const float* __restrict weight, const float* __restrict mean,
+                                      const float* __restrict rstd, float* __restrict dx,
+                                      float* __restrict dweight, float* __restrict dbias, std::int64_t rows,
+                                      std::int64_t channels) {
+  const float inverse = 1.0f / static_cast<float>(channels);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* __restrict in = x + r * channels;
+    const float* __restrict grad = dy + r * channels;
+    float* __restrict out = dx + r * channels;
+    const float m = mean[r], s = rstd[r];
+    float sum = 0, projection = 0;
+#pragma omp simd reduction(+ : sum, projection)
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const float g = grad[c] * weight[c];
+      sum += g;
+      projection += g * ((in[c] - m) * s);
+    }
+    sum *= inverse;
+    projection *= inverse;
+#pragma omp simd
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const float normalized = (in[c] - m) * s;
+      out[c] += s * (grad[c] * weight[c] - sum - normalized * projection);
+      dweight[c] += grad[c] * normalized;
+      dbias[c] += grad[c];
+    }
+  }
+}
+
+SHARDWRIGHT_CLONES void add_row(const float* __restrict x, float* __restrict y, std::int64_t n) {
+#pragma omp simd
+  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+}  // namespace
+
+void layernorm_forward(Stream&, const float* x, const float* weight, const float* bias, float* y, float* mean,
+                       float* rstd, std::int64_t rows, std::int64_t channels, float eps) {
+  cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
+    forward_rows(x + begin * channels, weight, bias, y + begin * channels, mean + begin, rstd + begin,
+                 end - begin, channels, eps);
+  });
+}
+
+void layernorm_backward(Stream&, const float* dy, const float* x, const float* weight, const float* mean,
+                        const float* rstd, float* dx, float* dweight, float* dbias, std::int64_t rows,
+                        std::int64_t channels) {
+  // Weight and bias gradients are summed in blocks of rows whose cut does not depend on the number of
+  // threads.
+  constexpr std::int64_t kMostBlocks = 64;
+  const std::int64_t block = std::max(cpu::row_grain(channels), (rows + kMostBlocks - 1) / kMostBlocks);
+  const std::int64_t blocks = (rows + block - 1) / block;
+  static thread_local std::vector<float> scratch;
+  scratch.assign(static_cast<std::size_t>(blocks * 2 * channels), 0.0f);
+  float* const partials = scratch.data();
+  cpu::for_ranges(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t row = b * block, count = std::min(block, rows - row);
+      float* const partial = partials + b * 2 * channels;
+      backward_rows(dy + row * channels, x + row * channels, weight, mean + row, rstd + row,
+                    dx + row * channels, partial, partial + channels, count, channels);
+    }
+  });
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    add_row(partials + b * 2 * channels, dweight, channels);
+    add_row(partials + b * 2 * channels + channels, dbias, channels);
+  }
+}
+
+}  // namespace shardwright::kernels
