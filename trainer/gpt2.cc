@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "ckpt/error.h"
 #include "trainer/activations.h"
 #include "trainer/model.h"
 #include "trainer/parallel_linear.h"
