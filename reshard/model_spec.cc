@@ -72,9 +72,9 @@ std::vector<Row> gpt2_rows(const ModelConfig& c) {
   const TpCut by_head{0, c.heads};
   const TpCut by_kv_head{0, c.kv_heads};
   const TpCut by_head_column{1, c.heads};
-  const TpCut by_ffn{0, c.ffn};
-  const TpCut by_ffn_column{1, c.ffn};
-  const TpCut by_token{0, c.vocab};
+  const TpCut by_ffn{0, c.ffn, false};
+  const TpCut by_ffn_column{1, c.ffn, false};
+  const TpCut by_token{0, c.vocab, false};
 
   std::vector<Row> rows;
   std::vector<std::int64_t> token_places{-1};

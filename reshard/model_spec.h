@@ -31,7 +31,9 @@ struct ModelConfig {
 struct TpCut {
   int dimension = -1;        // -1: every rank of the axis holds all of it
   std::int64_t units = 1;    // indivisible units along the dimension (heads, KV heads, rows); spread over the axis
-  // Where the axis has more ranks than units, each unit is held by a group of them (KV heads), by placement's rule.
+  /// With fewer units than ranks: each unit is held by a group of ranks, by placement's rule (KV heads); or, not shared, some
+  /// ranks hold nothing, because what each unit gives is summed over the axis (vocabulary, MLP).
+  bool shared = true;
 };
 
 /// What a tensor is for, so that the trainer finds its parameters without parsing names.

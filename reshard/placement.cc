@@ -70,7 +70,7 @@ struct TpShare {
 TpShare tp_share(const TpCut& cut, std::uint64_t tp, std::uint64_t index) {
   if (cut.dimension < 0) return {{0, 1}, tp, index};
   const auto units = static_cast<std::uint64_t>(cut.units);
-  if (units >= tp) {
+  if (units >= tp || !cut.shared) {
     const std::uint64_t each = units / tp;
     const std::uint64_t extra = units % tp;
     return {{index * each + std::min(index, extra), each + (index < extra ? 1 : 0)}, 1, 0};

@@ -58,6 +58,10 @@ class Check {
     for (const Parameter& p : parameters.all()) {
       const double error = gradient_error(reference, p, p.optimizer_box, p.grad + p.optimizer_offset);
       expect(error < kTolerance, fmt::format("gradient of {}: relative error {}", p.spec->name, error));
+      if (p.placed.copies > 1) {
+        expect_same_bits("reduced " + p.spec->name, p.grad + p.optimizer_offset,
+                         p.optimizer_box.elements() * sizeof(float));
+      }
     }
     const double norm = optimizer.norm({}).grad_norm;
     expect(std::abs(norm - norm_of(reference.gradients)) <= kTolerance * norm,
