@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "ckpt/nearest.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -60,21 +61,6 @@ std::uint64_t parse_number(const std::string& text, std::string_view digits) {
   return value;
 }
 
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t change = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
-    }
-  }
-  return row[b.size()];
-}
-
 std::unique_ptr<Request> parse(const std::string& text) {
   auto request = std::make_unique<Request>();
   const std::size_t equals = text.find_last_of('=');
@@ -91,11 +77,8 @@ std::unique_ptr<Request> parse(const std::string& text) {
   request->point = next();
   const std::vector<std::string>& names = fault_point_names();
   if (std::find(names.begin(), names.end(), request->point) == names.end()) {
-    const std::string& nearest =
-        *std::min_element(names.begin(), names.end(), [&](const auto& a, const auto& b) {
-          return edit_distance(a, request->point) < edit_distance(b, request->point);
-        });
-    refuse(text, fmt::format("no fault point '{}'; the nearest is '{}'", request->point, nearest));
+    refuse(text, fmt::format("no fault point '{}'; the nearest is '{}'", request->point,
+                             nearest(request->point, names)));
   }
   while (!where.empty()) {
     const std::string_view part = next();
