@@ -1,5 +1,7 @@
 // The one place with MPI calls.
 #include <fmt/format.h>
+// Without it the header brings in the C++ bindings of MPI 2, and their library with them.
+#define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 
 #include <algorithm>
