@@ -147,6 +147,11 @@ void Parameters::initialise(std::uint64_t seed) {
            static_cast<float>(kInitStddev * scale));
     }
   }
+  zero_moments();
+}
+
+void Parameters::zero_moments() {
+  kernels::Stream stream(kernels::DeviceKind::cpu);
   kernels::zero(stream, moments_.floats(), static_cast<std::int64_t>(moments_.bytes() / sizeof(float)));
 }
 

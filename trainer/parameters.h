@@ -52,6 +52,7 @@ class Parameters {
   /// element index, residual projections scaled by 1/sqrt(2 layers); norms 1, biases 0. Equal in every
   /// layout. Moments zero.
   void initialise(std::uint64_t seed);
+  void zero_moments();
   void zero_gradients();
   /// The memory of all gradients with the zero padding between them: the same extent on all ranks that hold
   /// the same boxes.

@@ -1,0 +1,27 @@
+#include "trainer/run_identity.h"
+
+#include "trainer/agreement.h"
+
+namespace shardwright::trainer {
+
+RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config, const std::optional<Supervised>& supervised) {
+  RunIdentity identity;
+  if (supervised) {
+    identity.supervised = true;
+    identity.generation = {supervised->run, supervised->generation};
+    return identity;
+  }
+  together(world, [&] {
+    if (world.rank() != 0) return;
+    for (const std::string& directory : {config.run_dir, config.checkpoints_dir}) {
+      env.create_dirs(directory);
+      identity.locks.push_back(std::make_unique<ckpt::RunLock>(env, directory));
+    }
+    identity.generation = ckpt::begin_generation(env, config.run_dir, config.checkpoints_dir).generation;
+  });
+  identity.generation.run = world.broadcast(identity.generation.run, 0);
+  world.broadcast(std::as_writable_bytes(std::span(&identity.generation.number, 1)), 0);
+  return identity;
+}
+
+}  // namespace shardwright::trainer

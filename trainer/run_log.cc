@@ -1,0 +1,66 @@
+#include "trainer/run_log.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace shardwright::trainer {
+namespace {
+
+// Paths may hold bytes that are no UTF-8.
+std::string dump(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+template <typename F>
+void RunLog::keep_failure(F work) {
+  if (!records_) return;
+  try {
+    work();
+  } catch (const Error& error) {
+    if (!failure_) failure_ = error;
+  }
+}
+
+void RunLog::open(const std::string& run_dir) {
+  if (speaks_) records_.emplace(run_dir);
+}
+
+void RunLog::step(const StepRecord& record) {
+  keep_failure([&] { records_->step(record); });
+}
+
+void RunLog::eval(std::int64_t step, double loss, std::int64_t tokens) {
+  keep_failure([&] { records_->eval(step, loss, tokens); });
+}
+
+void RunLog::outcome(const ckpt::SaveOutcome& outcome) {
+  keep_failure([&] { records_->checkpoint(outcome); });
+  if (outcome.result == ckpt::SaveResult::committed) {
+    event("checkpoint_committed", dump({{"step", outcome.step}}));
+    line(fmt::format("checkpoint of step {} committed: {}", outcome.step, outcome.path));
+  } else if (outcome.result == ckpt::SaveResult::failed) {
+    event("checkpoint_failed", dump({{"step", outcome.step}, {"reason", outcome.reason}}));
+    line(fmt::format("checkpoint of step {} failed: {}", outcome.step, outcome.reason));
+  } else {
+    line(fmt::format("checkpoint of step {} skipped: {}", outcome.step, outcome.reason));
+  }
+  for (const std::string& path : outcome.retired) path_event("retired", path);
+}
+
+void RunLog::event(const std::string& event, const std::string& fields_json) {
+  keep_failure([&] { records_->event(generation_, event, fields_json); });
+}
+
+void RunLog::path_event(const std::string& name, const std::string& path) { event(name, dump({{"path", path}})); }
+
+void RunLog::line(const std::string& text) {
+  if (!speaks_) return;
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+}  // namespace shardwright::trainer

@@ -1,0 +1,160 @@
+#include "trainer/training_loop.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <chrono>
+#include <cmath>
+
+#include "ckpt/fault.h"
+#include "trainer/agreement.h"
+#include "trainer/sample_loss.h"
+#include "trainer/stop_signals.h"
+
+namespace shardwright::trainer {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Words that travel with the gradient norm's all-reduce.
+enum Word : std::size_t { kLoss, kStop, kHostError, kCheckpointing };
+constexpr std::size_t kWords = kCheckpointing + Checkpointing::kWords;
+
+// A line for people at most this often.
+constexpr double kSayEvery = 1.0;
+
+double seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+
+double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+TrainingLoop::TrainingLoop(LoopParts parts, const TrainingState& start)
+    : parts_(parts),
+      state_(start),
+      train_step_(parts.model, parts.train_data, parts.config.model.seq_len, parts.config.batch(),
+                  parts.comms.data->rank(), parts.comms.data->size()) {}
+
+LoopEnd TrainingLoop::run(std::int64_t last) {
+  const std::int64_t every = parts_.config.checkpoint.every;
+  if (state_.step == last) save(true);  // --stop-after 0
+  while (state_.step < last && !stop_) {
+    const std::int64_t number = state_.step + 1;
+    step(number);
+    const bool ends = number == last || stop_;
+    if (ends || (every > 0 && number % every == 0)) save(ends);
+    const std::int64_t eval_every = parts_.config.train.eval_every;
+    if (parts_.valid_data != nullptr && !stop_ && eval_every > 0 && number % eval_every == 0) evaluate();
+  }
+  parts_.checkpointing.settle();
+  together(*parts_.comms.world, [&] {
+    if (parts_.log.failure()) throw *parts_.log.failure();
+    // The reason is rank 0's to tell.
+    if (parts_.comms.world->rank() == 0 && !parts_.checkpointing.last_failure().empty())
+      throw Error(ErrorCode::io, parts_.checkpointing.last_failure());
+  });
+  return state_.step < last ? LoopEnd::preempted : LoopEnd::done;
+}
+
+void TrainingLoop::step(std::int64_t number) {
+  const Clock::time_point start = Clock::now();
+  const int rank = parts_.comms.world->rank();
+  const Config& config = parts_.config;
+  const std::int64_t global_batch = config.train.global_batch;
+  const std::uint64_t at = static_cast<std::uint64_t>(number);
+  parts_.progress.enter(Phase::step);
+  ckpt::fault_point("step.begin", rank, at);
+
+  const std::vector<std::int64_t> samples = samples_of_step(parts_.order, state_.samples, global_batch);
+  parts_.parameters.zero_gradients();
+  const double loss_sum = train_step_.run(samples, rank, number, parts_.progress);
+  parts_.optimizer.reduce_gradients();
+
+  std::array<double, kWords> words{};
+  // The ranks of a model's copy all hold its loss: one of them counts.
+  words[kLoss] = parts_.comms.model->rank() == 0 ? loss_sum : 0;
+  words[kStop] = stop_requested() ? 1 : 0;
+  words[kHostError] = parts_.log.failure() ? 1 : 0;
+  const std::span<double> saving = std::span(words).subspan(kCheckpointing);
+  parts_.checkpointing.put_words(saving);
+  const StepResult norm = parts_.optimizer.norm(words);
+  parts_.checkpointing.take_words(saving);
+  const double loss = words[kLoss] / (static_cast<double>(global_batch) * static_cast<double>(config.model.seq_len));
+
+  if (words[kHostError] > 0) stop_for(parts_.log.failure().value_or(Error(ErrorCode::io, "rank 0 cannot write the run's records")));
+  if (!norm.finite || !std::isfinite(loss))
+    stop_for(Error(ErrorCode::nonfinite,
+                   fmt::format("step {}: the loss is {} and the gradient norm {}; finite ones (a lower learning rate, "
+                               "gradient clipping, other data)",
+                               number, loss, norm.grad_norm)));
+  stop_ = words[kStop] > 0;
+
+  ckpt::fault_point("step.optimizer", rank, at);
+  const double lr = learning_rate(config.optim, number, config.train.steps);
+  parts_.optimizer.update(norm, lr, number, [&](const Parameter& p, const char* kind, const ckpt::Box& box) {
+    parts_.checkpointing.before_write(p.spec->name, kind, box);
+  });
+
+  state_.step = number;
+  state_.samples += global_batch;
+  state_.loss = loss;
+  parts_.progress.step_done(number);
+
+  StepRecord record;
+  record.step = number;
+  record.generation = parts_.generation;
+  record.loss = loss;
+  record.grad_norm = norm.grad_norm;
+  record.lr = lr;
+  record.samples = state_.samples;
+  const double elapsed = seconds(start);
+  record.tokens_per_s = static_cast<double>(global_batch * config.model.seq_len) / elapsed;
+  record.step_ms = 1e3 * elapsed;
+  record.ckpt_stall_ms = parts_.checkpointing.take_stall_ms();
+  record.layout = parts_.parameters.layout().string();
+  record.ranks = parts_.comms.world->size();
+  if (config.train.log_samples) record.sample_ids = samples;
+  parts_.log.step(record);
+  say(record, number == 1 || number == config.train.steps || stop_);
+}
+
+void TrainingLoop::say(const StepRecord& record, bool always) {
+  const double now = now_s();
+  if (!always && now - said_at_s_ < kSayEvery) return;
+  said_at_s_ = now;
+  parts_.log.line(fmt::format("step {}  loss {:.4f}  norm {:.3f}  lr {:.3g}  {:.0f} tok/s", record.step, record.loss,
+                              record.grad_norm, record.lr, record.tokens_per_s));
+}
+
+void TrainingLoop::evaluate() {
+  parts_.progress.enter(Phase::eval);
+  const Config& config = parts_.config;
+  const std::int64_t positions = config.model.seq_len;
+  const std::int64_t tokens = parts_.valid_data->samples(positions) * positions;
+  const double share =
+      loss_over_share(parts_.model, *parts_.valid_data, positions, config.train.micro_batch, parts_.comms.data->rank(),
+                      parts_.comms.data->size(), [&] { parts_.progress.advance(); });
+  double sum = parts_.comms.model->rank() == 0 ? share : 0;
+  parts_.comms.world->all_reduce_sum(std::span(&sum, 1));
+  const double loss = sum / static_cast<double>(tokens);
+  parts_.log.eval(state_.step, loss, tokens);
+  parts_.log.line(fmt::format("step {}  validation loss {:.4f}", state_.step, loss));
+}
+
+void TrainingLoop::save(bool must) {
+  const Config& config = parts_.config;
+  ckpt::Description description;
+  description.training = to_json(state_);
+  description.model = reshard::to_json(parts_.parameters.model().config);
+  description.config = to_json(config);
+  description.layout = reshard::to_json(parts_.parameters.layout(), parts_.parameters.model());
+  parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), std::move(description), must);
+}
+
+void TrainingLoop::stop_for(const Error& error) {
+  // A save in work is of an earlier, good step: let it end.
+  parts_.checkpointing.settle();
+  throw AgreedError(error);
+}
+
+}  // namespace shardwright::trainer
