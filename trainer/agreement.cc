@@ -11,7 +11,8 @@ namespace {
 
 // "<code> <length of path> <path><message>"
 std::string encode(const Error& error) {
-  return fmt::format("{} {} {}{}", static_cast<int>(error.code()), error.path().size(), error.path(), error.what());
+  return fmt::format("{} {} {}{}", static_cast<int>(error.code()), error.path().size(), error.path(),
+                     error.what());
 }
 
 Error decode(const std::string& text, std::size_t rank) {

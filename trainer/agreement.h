@@ -1,4 +1,5 @@
-// How ranks leave together: what fails on one of them becomes everyone's error, before anyone waits at the next collective.
+// How ranks leave together: what fails on one of them becomes everyone's error, before anyone waits at the
+// next collective.
 #pragma once
 
 #include <functional>
@@ -15,8 +16,8 @@ class AgreedError : public Error {
   explicit AgreedError(const Error& error) : Error(error) {}
 };
 
-/// Runs `work` on each rank and exchanges what it threw. Returns the first rank's error, the same on all ranks, or nothing. Anything
-/// thrown that is no Error becomes Error(io). Collective.
+/// Runs `work` on each rank and exchanges what it threw. Returns the first rank's error, the same on all
+/// ranks, or nothing. Anything thrown that is no Error becomes Error(io). Collective.
 std::optional<Error> failure_of_any(Communicator& world, const std::function<void()>& work);
 
 /// The same, thrown as AgreedError.

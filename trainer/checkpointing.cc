@@ -17,7 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(50);
-// Besides the commit's deadline: how long a rank may go on writing a shard of an attempt that is lost already.
+// Besides the commit's deadline: how long a rank may go on writing a shard of an attempt that is lost
+// already.
 constexpr double kSettleMargin = 300;
 
 double ms_since(Clock::time_point start) {
@@ -26,9 +27,9 @@ double ms_since(Clock::time_point start) {
 
 }  // namespace
 
-Checkpointing::Checkpointing(ckpt::Env& env, ckpt::SaverOptions options, const Config::CheckpointSection& section,
-                             Communicator& world, Progress& progress,
-                             std::function<void(const ckpt::SaveOutcome&)> on_outcome)
+Checkpointing::Checkpointing(ckpt::Env& env, ckpt::SaverOptions options,
+                             const Config::CheckpointSection& section, Communicator& world,
+                             Progress& progress, std::function<void(const ckpt::SaveOutcome&)> on_outcome)
     : options_(options),
       section_(section),
       world_(world),
@@ -40,7 +41,8 @@ void Checkpointing::put_words(std::span<double> words) {
   // Busy is asked first: a save that ends in between is told with the next words, never lost.
   words[0] = saver_.busy() ? 1 : 0;
   collect_outcomes();
-  // Only rank 0 knows what came of an attempt: it has seen all parts. Bits are exact in a double, and few saves end in a step.
+  // Only rank 0 knows what came of an attempt: it has seen all parts. Bits are exact in a double, and few
+  // saves end in a step.
   words[1] = static_cast<double>(ended_failed_.size());
   words[2] = 0;
   for (std::size_t i = 0; i < ended_failed_.size(); ++i)
@@ -67,7 +69,8 @@ void Checkpointing::collect_outcomes() {
   for (const ckpt::SaveOutcome& outcome : saver_.take_outcomes()) {
     if (world_.rank() != 0) {
       if (outcome.result == ckpt::SaveResult::failed)
-        fmt::print(stderr, "rank {}: checkpoint of step {}: {}\n", world_.rank(), outcome.step, outcome.reason);
+        fmt::print(stderr, "rank {}: checkpoint of step {}: {}\n", world_.rank(), outcome.step,
+                   outcome.reason);
       continue;
     }
     on_outcome_(outcome);
@@ -88,7 +91,8 @@ void Checkpointing::discard_failed() {
   }
 }
 
-void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items, ckpt::Description description, bool must) {
+void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items, ckpt::Description description,
+                        bool must) {
   const std::uint64_t number = save_number_++;
   const std::uint64_t at = static_cast<std::uint64_t>(step);
   if (any_busy_ && !must && section_.on_busy == "skip") {
@@ -116,8 +120,8 @@ void Checkpointing::settle() {
     if (!any_busy_ && pending_.empty()) break;
     if (ms_since(start) > 1e3 * (section_.commit_deadline_s + kSettleMargin))
       throw Error(ErrorCode::deadline,
-                  fmt::format("rank {}: a save has not ended after {:.0f} s; a file system that answers", world_.rank(),
-                              ms_since(start) / 1e3));
+                  fmt::format("rank {}: a save has not ended after {:.0f} s; a file system that answers",
+                              world_.rank(), ms_since(start) / 1e3));
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
     progress_.advance();

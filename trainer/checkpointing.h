@@ -1,5 +1,6 @@
-// The training loop's side of saving: due saves, what all ranks agree on (is anyone busy, what came of the last save), and the
-// end of failed attempts. The agreement travels in words of an all-reduce that happens anyway.
+// The training loop's side of saving: due saves, what all ranks agree on (is anyone busy, what came of the
+// last save), and the end of failed attempts. The agreement travels in words of an all-reduce that happens
+// anyway.
 #pragma once
 
 #include <cstdint>
@@ -23,23 +24,24 @@ class Checkpointing {
   static constexpr std::size_t kWords = 3;
 
   /// `on_outcome` hears on rank 0 of each save once, from the calling thread; it must not throw.
-  Checkpointing(ckpt::Env& env, ckpt::SaverOptions options, const Config::CheckpointSection& section, Communicator& world,
-                Progress& progress, std::function<void(const ckpt::SaveOutcome&)> on_outcome);
+  Checkpointing(ckpt::Env& env, ckpt::SaverOptions options, const Config::CheckpointSection& section,
+                Communicator& world, Progress& progress,
+                std::function<void(const ckpt::SaveOutcome&)> on_outcome);
 
   /// This rank's words, before they are summed over all ranks, and the sums, on every rank.
   void put_words(std::span<double> words);
   void take_words(std::span<const double> sums);
 
-  /// A save is due after `step`: makes it, or skips it if a rank was still busy at the last words and the policy is so. `must`: the
-  /// last one, never skipped. Collective.
+  /// A save is due after `step`: makes it, or skips it if a rank was still busy at the last words and the
+  /// policy is so. `must`: the last one, never skipped. Collective.
   void due(std::int64_t step, std::vector<ckpt::SaveItem> items, ckpt::Description description, bool must);
   /// Waits until no rank is busy and what came of each save is known to all. Collective; Error(deadline).
   void settle();
   /// Before a box of saved state changes.
   void before_write(const std::string& tensor, const std::string& kind, const ckpt::Box& box);
 
-  /// After settle(): why the last save made is not valid; empty if it is, or if there was none. Ranks other than 0 know that but
-  /// not why.
+  /// After settle(): why the last save made is not valid; empty if it is, or if there was none. Ranks other
+  /// than 0 know that but not why.
   const std::string& last_failure() const { return last_failure_; }
   /// Milliseconds that training stood still for saving since the last call.
   double take_stall_ms();

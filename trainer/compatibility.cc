@@ -24,14 +24,17 @@ nlohmann::json parse(const std::string& text) {
 }
 
 // A place in a checkpoint directory is no property of a run.
-bool is_place(const std::string& section, const std::string& key) { return section == "checkpoint" && key == "dir"; }
+bool is_place(const std::string& section, const std::string& key) {
+  return section == "checkpoint" && key == "dir";
+}
 
 void compare_section(const nlohmann::json& stored, const nlohmann::json& here, const std::string& section,
                      const std::vector<std::string>& keys, std::vector<Difference>& differences) {
   if (!stored.contains(section) || !here.contains(section)) return;
   for (const auto& [key, value] : here.at(section).items()) {
     if (!keys.empty() && std::find(keys.begin(), keys.end(), key) == keys.end()) continue;
-    if (is_place(section, key) || !stored.at(section).contains(key) || stored.at(section).at(key) == value) continue;
+    if (is_place(section, key) || !stored.at(section).contains(key) || stored.at(section).at(key) == value)
+      continue;
     differences.push_back({section + "." + key, stored.at(section).at(key).dump(), value.dump()});
   }
 }
@@ -48,16 +51,19 @@ bool is_weights_only(const ckpt::Manifest& stored) {
 
 }  // namespace
 
-std::string Difference::line() const { return fmt::format("{}: {} in the checkpoint, {} here", field, stored, here); }
+std::string Difference::line() const {
+  return fmt::format("{}: {} in the checkpoint, {} here", field, stored, here);
+}
 
 Comparison compare(const ckpt::Manifest& stored, const Config& config, const reshard::ModelSpec& model,
                    const TrainingState& here) {
   const std::vector<std::string> fields =
       reshard::differing_fields(reshard::parse_model_json(stored.description.model), model.config);
   if (!fields.empty())
-    throw Error(ErrorCode::mismatch, fmt::format("[model]: not the checkpoint's model ({}); the same values, or another run "
-                                                 "directory",
-                                                 fmt::join(fields, "; ")));
+    throw Error(ErrorCode::mismatch,
+                fmt::format("[model]: not the checkpoint's model ({}); the same values, or another run "
+                            "directory",
+                            fmt::join(fields, "; ")));
   Comparison result;
   result.weights_only = is_weights_only(stored);
 
@@ -67,25 +73,30 @@ Comparison compare(const ckpt::Manifest& stored, const Config& config, const res
   if (then.global_batch != 0 && then.global_batch != here.global_batch)
     result.refused.push_back(
         {"train.global_batch", std::to_string(then.global_batch), std::to_string(here.global_batch)});
-  if (!then.data.empty() && then.data != here.data) result.refused.push_back({"data.train", then.data, here.data});
+  if (!then.data.empty() && then.data != here.data)
+    result.refused.push_back({"data.train", then.data, here.data});
 
   const std::string layout = layout_string(stored.description.layout);
   if (!layout.empty() && layout != config.parallel.layout.string())
     result.permitted.push_back({"layout", layout, config.parallel.layout.string()});
   const nlohmann::json then_config = parse(stored.description.config);
   const nlohmann::json now_config = parse(to_json(config));
-  compare_section(then_config, now_config, "train", {kFreeTrainKeys.begin(), kFreeTrainKeys.end()}, result.permitted);
-  for (const char* section : kFreeSections) compare_section(then_config, now_config, section, {}, result.permitted);
+  compare_section(then_config, now_config, "train", {kFreeTrainKeys.begin(), kFreeTrainKeys.end()},
+                  result.permitted);
+  for (const char* section : kFreeSections)
+    compare_section(then_config, now_config, section, {}, result.permitted);
   return result;
 }
 
 void refuse_changes(const Comparison& comparison, const std::string& path) {
   std::vector<std::string> lines;
   for (const Difference& difference : comparison.refused) lines.push_back(difference.line());
-  if (comparison.weights_only) lines.push_back("the checkpoint holds weights only, and moments would start at zero");
+  if (comparison.weights_only)
+    lines.push_back("the checkpoint holds weights only, and moments would start at zero");
   if (lines.empty()) return;
   throw Error(ErrorCode::mismatch,
-              fmt::format("{}: {}; the same values, or --accept-changes to go on all the same", path, fmt::join(lines, "; ")),
+              fmt::format("{}: {}; the same values, or --accept-changes to go on all the same", path,
+                          fmt::join(lines, "; ")),
               path);
 }
 

@@ -1,4 +1,5 @@
-// May this run go on from that checkpoint? The model never differs; seed, global batch and data only when the user says so; all else may.
+// May this run go on from that checkpoint? The model never differs; seed, global batch and data only when the
+// user says so; all else may.
 #pragma once
 
 #include <string>
@@ -19,13 +20,14 @@ struct Difference {
 };
 
 struct Comparison {
-  bool weights_only = false;          // the checkpoint has no optimizer state
-  std::vector<Difference> refused;    // need --accept-changes
-  std::vector<Difference> permitted;  // layout, precision, [optim], [checkpoint], [elastic], steps: said, never refused
+  bool weights_only = false;        // the checkpoint has no optimizer state
+  std::vector<Difference> refused;  // need --accept-changes
+  std::vector<Difference>
+      permitted;  // layout, precision, [optim], [checkpoint], [elastic], steps: said, never refused
 };
 
-/// `here` is the state as this run would start it: seed, global batch and data of the configuration. Error(mismatch) for another
-/// model, with the fields that differ.
+/// `here` is the state as this run would start it: seed, global batch and data of the configuration.
+/// Error(mismatch) for another model, with the fields that differ.
 Comparison compare(const ckpt::Manifest& stored, const Config& config, const reshard::ModelSpec& model,
                    const TrainingState& here);
 

@@ -18,16 +18,18 @@ constexpr std::int64_t kEvalBatch = 8;
 
 }  // namespace
 
-EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string>& files, const std::string& format,
-                    int threads) {
+EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string>& files,
+                    const std::string& format, int threads) {
   ckpt::Env& env = ckpt::posix_env();
   const ckpt::Checkpoint open = ckpt::Checkpoint::open(env, ckpt::resolve_checkpoint(env, checkpoint));
-  const reshard::ModelSpec spec = reshard::build_model(reshard::parse_model_json(open.manifest().description.model));
+  const reshard::ModelSpec spec =
+      reshard::build_model(reshard::parse_model_json(open.manifest().description.model));
   const std::int64_t positions = spec.config.seq_len;
   const TokenData data = TokenData::open(files, format, spec.config.vocab);
   if (data.samples(positions) == 0)
-    throw Error(ErrorCode::usage, fmt::format("{}: {} tokens; at least {} make one sample", files.empty() ? "data" : files[0],
-                                              data.tokens(), positions + 1));
+    throw Error(ErrorCode::usage,
+                fmt::format("{}: {} tokens; at least {} make one sample", files.empty() ? "data" : files[0],
+                            data.tokens(), positions + 1));
   kernels::set_threads(threads);
   kernels::Stream stream(kernels::DeviceKind::cpu);
   Parameters parameters(spec, reshard::Layout{}, 0);
@@ -38,7 +40,8 @@ EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string
   EvalReport report;
   report.step = open.commit().step;
   report.tokens = data.samples(positions) * positions;
-  report.loss = loss_over_share(*model, data, positions, kEvalBatch, 0, 1, [] {}) / static_cast<double>(report.tokens);
+  report.loss =
+      loss_over_share(*model, data, positions, kEvalBatch, 0, 1, [] {}) / static_cast<double>(report.tokens);
   report.perplexity = std::exp(report.loss);
   return report;
 }

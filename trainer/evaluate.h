@@ -14,8 +14,9 @@ struct EvalReport {
   std::int64_t tokens = 0;
 };
 
-/// Loads the checkpoint as one rank and runs forward over all samples. Errors as Checkpoint and TokenData have them.
-EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string>& files, const std::string& format,
-                    int threads);
+/// Loads the checkpoint as one rank and runs forward over all samples. Errors as Checkpoint and TokenData
+/// have them.
+EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string>& files,
+                    const std::string& format, int threads);
 
 }  // namespace shardwright::trainer

@@ -54,11 +54,13 @@ class Chooser {
     if (mode_ == Resume::path) return named();
     if (mode_ == Resume::never) {
       if (any_checkpoint())
-        throw Error(ErrorCode::usage,
-                    fmt::format("{}: has checkpoints, and --resume never would begin anew beside them; another [run] dir, or "
-                                "--resume auto",
-                                directory_),
-                    directory_);
+        throw Error(
+            ErrorCode::usage,
+            fmt::format(
+                "{}: has checkpoints, and --resume never would begin anew beside them; another [run] dir, or "
+                "--resume auto",
+                directory_),
+            directory_);
       return {};
     }
     const std::optional<ckpt::Selection> newest = newest_valid();
@@ -66,18 +68,21 @@ class Chooser {
     if (any_checkpoint()) throw none_valid();
     if (mode_ == Resume::must)
       throw Error(ErrorCode::incomplete,
-                  fmt::format("{}: no checkpoint to resume from; --resume auto starts fresh", directory_), directory_);
+                  fmt::format("{}: no checkpoint to resume from; --resume auto starts fresh", directory_),
+                  directory_);
     return {};
   }
 
   /// After the content of `failed` proved bad.
   Choice next(const Choice& failed, const std::string& reason) {
     passed_over_.push_back({failed.path, reason});
-    if (mode_ == Resume::path) throw Error(ErrorCode::damaged, fmt::format("{}: {}", failed.path, reason), failed.path);
+    if (mode_ == Resume::path)
+      throw Error(ErrorCode::damaged, fmt::format("{}: {}", failed.path, reason), failed.path);
     const std::uint64_t limit = *ckpt::parse_step_dir(std::filesystem::path(failed.path).filename().string());
     for (const ckpt::ScanEntry& entry : ckpt::scan(env_, directory_)) {
       if (entry.step >= limit || !is_candidate(entry)) continue;
-      if (entry.status == ckpt::Status::valid) return {false, entry.path, ckpt::read_commit(env_, entry.path).manifest, false};
+      if (entry.status == ckpt::Status::valid)
+        return {false, entry.path, ckpt::read_commit(env_, entry.path).manifest, false};
       passed_over_.push_back({entry.path, entry.reason});
     }
     throw none_valid();
@@ -108,17 +113,20 @@ class Chooser {
   Error none_valid() const {
     std::string reasons;
     for (const ckpt::PassedOver& p : passed_over_) reasons += fmt::format("; {}: {}", p.path, p.reason);
-    return Error(ErrorCode::damaged,
-                 fmt::format("{}: has checkpoints but none that is valid{}; repair one, or name one with --resume PATH, or "
-                             "another [run] dir",
-                             directory_, reasons),
-                 directory_);
+    return Error(
+        ErrorCode::damaged,
+        fmt::format(
+            "{}: has checkpoints but none that is valid{}; repair one, or name one with --resume PATH, or "
+            "another [run] dir",
+            directory_, reasons),
+        directory_);
   }
 
   Choice named() {
     const std::string path = ckpt::resolve_checkpoint(env_, request_.path);
     const ckpt::Commit commit = ckpt::read_commit(env_, path);
-    const std::filesystem::path parent = std::filesystem::weakly_canonical(std::filesystem::path(path)).parent_path();
+    const std::filesystem::path parent =
+        std::filesystem::weakly_canonical(std::filesystem::path(path)).parent_path();
     const bool own = parent == std::filesystem::weakly_canonical(directory_) && is_step_name(path);
     return {false, path, commit.manifest, !own};
   }
@@ -190,8 +198,8 @@ Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, cons
   return start;
 }
 
-std::vector<std::string> supersede(ckpt::Env& env, Communicator& world, const Config& config, const Start& start,
-                                   const ckpt::Generation& generation) {
+std::vector<std::string> supersede(ckpt::Env& env, Communicator& world, const Config& config,
+                                   const Start& start, const ckpt::Generation& generation) {
   std::vector<std::string> renamed;
   together(world, [&] {
     if (world.rank() != 0 || start.fresh) return;

@@ -22,8 +22,8 @@ struct ResumeRequest {
   std::string path;  // for Resume::path
   bool accept_changes = false;
   ckpt::Generation generation;
-  /// Generations that this call of the command has begun before this one. A restart goes on from what the call has committed, if
-  /// anything; only the first generation follows `mode` without looking.
+  /// Generations that this call of the command has begun before this one. A restart goes on from what the
+  /// call has committed, if anything; only the first generation follows `mode` without looking.
   std::uint64_t call_generation = 0;
   int threads = 1;
 };
@@ -38,14 +38,16 @@ struct Start {
   bool supersede_all = false;
 };
 
-/// Rank 0 chooses (it alone scans), all ranks load or initialise `parameters`; if the content is bad on any rank all fall to the next
-/// older one (never for Resume::path). `initial` is the state of a fresh start. Collective. Throws AgreedError: usage, missing,
-/// mismatch, and damaged or incomplete where there is nothing to go on from.
+/// Rank 0 chooses (it alone scans), all ranks load or initialise `parameters`; if the content is bad on any
+/// rank all fall to the next older one (never for Resume::path). `initial` is the state of a fresh start.
+/// Collective. Throws AgreedError: usage, missing, mismatch, and damaged or incomplete where there is nothing
+/// to go on from.
 Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, const ResumeRequest& request,
                  const TrainingState& initial, Parameters& parameters);
 
-/// Renames what is newer than the start (rank 0 works, the error is everyone's) and returns the new paths on rank 0. Collective.
-std::vector<std::string> supersede(ckpt::Env& env, Communicator& world, const Config& config, const Start& start,
-                                   const ckpt::Generation& generation);
+/// Renames what is newer than the start (rank 0 works, the error is everyone's) and returns the new paths on
+/// rank 0. Collective.
+std::vector<std::string> supersede(ckpt::Env& env, Communicator& world, const Config& config,
+                                   const Start& start, const ckpt::Generation& generation);
 
 }  // namespace shardwright::trainer

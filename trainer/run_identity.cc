@@ -4,7 +4,8 @@
 
 namespace shardwright::trainer {
 
-RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config, const std::optional<Supervised>& supervised) {
+RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config,
+                     const std::optional<Supervised>& supervised) {
   RunIdentity identity;
   if (supervised) {
     identity.supervised = true;

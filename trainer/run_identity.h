@@ -18,11 +18,13 @@ namespace shardwright::trainer {
 struct RunIdentity {
   ckpt::Generation generation;
   bool supervised = false;
-  std::vector<std::unique_ptr<ckpt::RunLock>> locks;  // on rank 0 of a run without supervisor, for the whole run
+  std::vector<std::unique_ptr<ckpt::RunLock>>
+      locks;  // on rank 0 of a run without supervisor, for the whole run
 };
 
-/// With a supervisor its word; without one rank 0 locks the run and checkpoints directories, begins the next generation and tells the
-/// others. Collective; an Error (busy, io) is everyone's.
-RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config, const std::optional<Supervised>& supervised);
+/// With a supervisor its word; without one rank 0 locks the run and checkpoints directories, begins the next
+/// generation and tells the others. Collective; an Error (busy, io) is everyone's.
+RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config,
+                     const std::optional<Supervised>& supervised);
 
 }  // namespace shardwright::trainer

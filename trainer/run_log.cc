@@ -55,7 +55,9 @@ void RunLog::event(const std::string& event, const std::string& fields_json) {
   keep_failure([&] { records_->event(generation_, event, fields_json); });
 }
 
-void RunLog::path_event(const std::string& name, const std::string& path) { event(name, dump({{"path", path}})); }
+void RunLog::path_event(const std::string& name, const std::string& path) {
+  event(name, dump({{"path", path}}));
+}
 
 void RunLog::line(const std::string& text) {
   if (!speaks_) return;

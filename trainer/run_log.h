@@ -10,7 +10,8 @@
 
 namespace shardwright::trainer {
 
-/// Calls never throw: the first failure (a full disk, say) is kept, so that the loop can end on all ranks at once and in order.
+/// Calls never throw: the first failure (a full disk, say) is kept, so that the loop can end on all ranks at
+/// once and in order.
 class RunLog {
  public:
   RunLog(bool speaks, std::uint64_t generation) : speaks_(speaks), generation_(generation) {}

@@ -16,8 +16,8 @@ double SampleRunner::forward(const std::vector<std::int64_t>& samples) {
   return model_.forward(inputs_, targets_, static_cast<std::int64_t>(samples.size()), positions_);
 }
 
-double loss_over_share(Model& model, const TokenData& data, std::int64_t positions, std::int64_t batch, int share, int shares,
-                       const std::function<void()>& advance) {
+double loss_over_share(Model& model, const TokenData& data, std::int64_t positions, std::int64_t batch,
+                       int share, int shares, const std::function<void()>& advance) {
   SampleRunner runner(model, data, positions);
   const std::int64_t samples = data.samples(positions);
   double sum = 0;

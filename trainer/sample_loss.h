@@ -27,9 +27,9 @@ class SampleRunner {
   std::vector<std::int32_t> targets_;  // (samples, positions)
 };
 
-/// Sum of losses over this share of all samples of `data`: batches of at most `batch` samples are dealt to `shares` in turn. `advance` is
-/// called after each batch.
-double loss_over_share(Model& model, const TokenData& data, std::int64_t positions, std::int64_t batch, int share, int shares,
-                       const std::function<void()>& advance);
+/// Sum of losses over this share of all samples of `data`: batches of at most `batch` samples are dealt to
+/// `shares` in turn. `advance` is called after each batch.
+double loss_over_share(Model& model, const TokenData& data, std::int64_t positions, std::int64_t batch,
+                       int share, int shares, const std::function<void()>& advance);
 
 }  // namespace shardwright::trainer

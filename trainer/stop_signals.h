@@ -1,5 +1,5 @@
-// SIGTERM, SIGINT and SIGUSR1 ask a rank to stop after a good save; the handler only sets a flag, which travels to the other ranks
-// with the next all-reduce.
+// SIGTERM, SIGINT and SIGUSR1 ask a rank to stop after a good save; the handler only sets a flag, which
+// travels to the other ranks with the next all-reduce.
 #pragma once
 
 namespace shardwright::trainer {

@@ -23,7 +23,9 @@ constexpr std::size_t kWords = kCheckpointing + Checkpointing::kWords;
 // A line for people at most this often.
 constexpr double kSayEvery = 1.0;
 
-double seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+double seconds(Clock::time_point since) {
+  return std::chrono::duration<double>(Clock::now() - since).count();
+}
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
@@ -79,14 +81,17 @@ void TrainingLoop::step(std::int64_t number) {
   parts_.checkpointing.put_words(saving);
   const StepResult norm = parts_.optimizer.norm(words);
   parts_.checkpointing.take_words(saving);
-  const double loss = words[kLoss] / (static_cast<double>(global_batch) * static_cast<double>(config.model.seq_len));
+  const double loss =
+      words[kLoss] / (static_cast<double>(global_batch) * static_cast<double>(config.model.seq_len));
 
-  if (words[kHostError] > 0) stop_for(parts_.log.failure().value_or(Error(ErrorCode::io, "rank 0 cannot write the run's records")));
+  if (words[kHostError] > 0)
+    stop_for(parts_.log.failure().value_or(Error(ErrorCode::io, "rank 0 cannot write the run's records")));
   if (!norm.finite || !std::isfinite(loss))
-    stop_for(Error(ErrorCode::nonfinite,
-                   fmt::format("step {}: the loss is {} and the gradient norm {}; finite ones (a lower learning rate, "
-                               "gradient clipping, other data)",
-                               number, loss, norm.grad_norm)));
+    stop_for(Error(
+        ErrorCode::nonfinite,
+        fmt::format("step {}: the loss is {} and the gradient norm {}; finite ones (a lower learning rate, "
+                    "gradient clipping, other data)",
+                    number, loss, norm.grad_norm)));
   stop_ = words[kStop] > 0;
 
   ckpt::fault_point("step.optimizer", rank, at);
@@ -122,8 +127,8 @@ void TrainingLoop::say(const StepRecord& record, bool always) {
   const double now = now_s();
   if (!always && now - said_at_s_ < kSayEvery) return;
   said_at_s_ = now;
-  parts_.log.line(fmt::format("step {}  loss {:.4f}  norm {:.3f}  lr {:.3g}  {:.0f} tok/s", record.step, record.loss,
-                              record.grad_norm, record.lr, record.tokens_per_s));
+  parts_.log.line(fmt::format("step {}  loss {:.4f}  norm {:.3f}  lr {:.3g}  {:.0f} tok/s", record.step,
+                              record.loss, record.grad_norm, record.lr, record.tokens_per_s));
 }
 
 void TrainingLoop::evaluate() {
@@ -131,9 +136,9 @@ void TrainingLoop::evaluate() {
   const Config& config = parts_.config;
   const std::int64_t positions = config.model.seq_len;
   const std::int64_t tokens = parts_.valid_data->samples(positions) * positions;
-  const double share =
-      loss_over_share(parts_.model, *parts_.valid_data, positions, config.train.micro_batch, parts_.comms.data->rank(),
-                      parts_.comms.data->size(), [&] { parts_.progress.advance(); });
+  const double share = loss_over_share(parts_.model, *parts_.valid_data, positions, config.train.micro_batch,
+                                       parts_.comms.data->rank(), parts_.comms.data->size(),
+                                       [&] { parts_.progress.advance(); });
   double sum = parts_.comms.model->rank() == 0 ? share : 0;
   parts_.comms.world->all_reduce_sum(std::span(&sum, 1));
   const double loss = sum / static_cast<double>(tokens);

@@ -1,4 +1,5 @@
-// The loop of optimizer steps of one rank, from a loaded start to the last step, a signal, or a failure that all ranks share.
+// The loop of optimizer steps of one rank, from a loaded start to the last step, a signal, or a failure that
+// all ranks share.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +42,9 @@ class TrainingLoop {
  public:
   TrainingLoop(LoopParts parts, const TrainingState& start);
 
-  /// Trains up to and including step `last` and makes the last save. On return all saves have ended and the last is valid. Throws
-  /// AgreedError: nonfinite, an error of rank 0's records, the last save not valid. Collective.
+  /// Trains up to and including step `last` and makes the last save. On return all saves have ended and the
+  /// last is valid. Throws AgreedError: nonfinite, an error of rank 0's records, the last save not valid.
+  /// Collective.
   LoopEnd run(std::int64_t last);
   const TrainingState& state() const { return state_; }
 

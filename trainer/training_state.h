@@ -15,13 +15,15 @@ struct TrainingState {
   std::int64_t skipped_steps = 0;
   std::string dtype = "fp32";
   std::optional<double> loss;  // of the last step; none at step 0
-  // What decides which samples a position means; compared on resume. Empty or 0 in checkpoints of other programs.
+  // What decides which samples a position means; compared on resume. Empty or 0 in checkpoints of other
+  // programs.
   std::int64_t global_batch = 0;
   std::string data;  // TokenData::digest()
   friend bool operator==(const TrainingState&, const TrainingState&) = default;
 };
 
-/// The JSON object kept in manifests as /training, and back. Error(damaged) for one that lacks step, samples or seed.
+/// The JSON object kept in manifests as /training, and back. Error(damaged) for one that lacks step, samples
+/// or seed.
 std::string to_json(const TrainingState& state);
 TrainingState parse_training_json(const std::string& json);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -49,8 +50,8 @@ std::uint64_t call_generation() {
 struct Prepared {
   Config config;
   reshard::ModelSpec model;
-  std::optional<TokenData> train_data;
-  std::optional<TokenData> valid_data;
+  std::unique_ptr<TokenData> train_data;
+  std::unique_ptr<TokenData> valid_data;
   std::optional<SampleOrder> order;
 };
 
@@ -62,19 +63,22 @@ Prepared prepare(const Config& given, int ranks) {
   p.config.model = p.model.config;
   reshard::check_layout(p.config.parallel.layout, p.model, p.config.batch());
   const std::int64_t positions = p.config.model.seq_len;
-  p.train_data = TokenData::open(p.config.data.train, p.config.data.format, p.config.model.vocab);
+  p.train_data = std::make_unique<TokenData>(
+      TokenData::open(p.config.data.train, p.config.data.format, p.config.model.vocab));
   p.order.emplace(p.train_data->samples(positions), p.config.train.global_batch, p.config.train.seed);
   if (!p.config.data.valid.empty()) {
-    p.valid_data = TokenData::open(p.config.data.valid, p.config.data.format, p.config.model.vocab);
+    p.valid_data = std::make_unique<TokenData>(
+        TokenData::open(p.config.data.valid, p.config.data.format, p.config.model.vocab));
     if (p.valid_data->samples(positions) == 0)
-      throw Error(ErrorCode::usage, fmt::format("data.valid: {} tokens; at least {} make one sample", p.valid_data->tokens(),
-                                                positions + 1));
+      throw Error(ErrorCode::usage, fmt::format("data.valid: {} tokens; at least {} make one sample",
+                                                p.valid_data->tokens(), positions + 1));
   }
   return p;
 }
 
 void say_start(RunLog& log, const Start& start, const Config& config) {
-  for (const ckpt::PassedOver& p : start.passed_over) log.line(fmt::format("passed over {}: {}", p.path, p.reason));
+  for (const ckpt::PassedOver& p : start.passed_over)
+    log.line(fmt::format("passed over {}: {}", p.path, p.reason));
   if (start.fresh)
     log.line(fmt::format("no checkpoint in {}: starting fresh", config.checkpoints_dir));
   else
@@ -87,7 +91,8 @@ void say_start(RunLog& log, const Start& start, const Config& config) {
 void record_start(RunLog& log, const Start& start) {
   if (start.fresh) return;
   nlohmann::json passed = nlohmann::json::array();
-  for (const ckpt::PassedOver& p : start.passed_over) passed.push_back({{"path", p.path}, {"reason", p.reason}});
+  for (const ckpt::PassedOver& p : start.passed_over)
+    passed.push_back({{"path", p.path}, {"reason", p.reason}});
   const auto dump = [](const nlohmann::json& json) {
     return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
@@ -96,8 +101,8 @@ void record_start(RunLog& log, const Start& start) {
     log.event("change_accepted", dump({{"field", d.field}, {"stored", d.stored}, {"here", d.here}}));
 }
 
-int train(const TrainOptions& options, const Config& given, const std::optional<Supervised>& supervised, Communicator& world,
-          const MpiRuntime& mpi, Progress& progress) {
+int train(const TrainOptions& options, const Config& given, const std::optional<Supervised>& supervised,
+          Communicator& world, const MpiRuntime& mpi, Progress& progress) {
   ckpt::Env& env = ckpt::posix_env();
   std::optional<Prepared> prepared;
   together(world, [&] { prepared = prepare(given, world.size()); });
@@ -170,7 +175,7 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
                               [&](const ckpt::SaveOutcome& outcome) { log.outcome(outcome); });
 
   TrainingLoop loop({config, comms, parameters, *model, optimizer, *prepared->train_data, *prepared->order,
-                     prepared->valid_data ? &*prepared->valid_data : nullptr, checkpointing, progress, log, generation},
+                     prepared->valid_data.get(), checkpointing, progress, log, generation},
                     start.state);
   const LoopEnd end = loop.run(last);
   progress.enter(Phase::exit);
