@@ -1,6 +1,7 @@
 #include "trainer/resume.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -110,15 +111,17 @@ class Chooser {
   // Superseded ones count: where only they are left, a fresh start would be a silent one.
   bool any_checkpoint() { return env_.is_dir(directory_) && !ckpt::scan(env_, directory_).empty(); }
 
-  Error none_valid() const {
-    std::string reasons;
-    for (const ckpt::PassedOver& p : passed_over_) reasons += fmt::format("; {}: {}", p.path, p.reason);
+  Error none_valid() {
+    std::vector<std::string> reasons;
+    for (const ckpt::PassedOver& p : passed_over_) reasons.push_back(p.reason);
+    if (reasons.empty())  // only superseded ones are left
+      for (const ckpt::ScanEntry& entry : ckpt::scan(env_, directory_)) reasons.push_back(entry.reason);
     return Error(
         ErrorCode::damaged,
         fmt::format(
-            "{}: has checkpoints but none that is valid{}; repair one, or name one with --resume PATH, or "
-            "another [run] dir",
-            directory_, reasons),
+            "{}: has checkpoints but none to go on from ({}); a repaired one, --resume PATH, or another "
+            "[run] dir",
+            directory_, fmt::join(reasons, "; ")),
         directory_);
   }
 

@@ -41,7 +41,8 @@ void RunLog::outcome(const ckpt::SaveOutcome& outcome) {
   keep_failure([&] { records_->checkpoint(outcome); });
   if (outcome.result == ckpt::SaveResult::committed) {
     event("checkpoint_committed", dump({{"step", outcome.step}}));
-    line(fmt::format("checkpoint of step {} committed: {}", outcome.step, outcome.path));
+    line(fmt::format("checkpoint of step {}: {}{}{}", outcome.step, outcome.path,
+                     outcome.reason.empty() ? "" : "; ", outcome.reason));
   } else if (outcome.result == ckpt::SaveResult::failed) {
     event("checkpoint_failed", dump({{"step", outcome.step}, {"reason", outcome.reason}}));
     line(fmt::format("checkpoint of step {} failed: {}", outcome.step, outcome.reason));

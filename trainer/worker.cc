@@ -170,7 +170,6 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   saver.commit_deadline_s = config.checkpoint.commit_deadline_s;
   saver.keep = config.checkpoint.keep;
   saver.async = config.checkpoint.async;
-  saver.resumed_from = start.path;
   Checkpointing checkpointing(env, saver, config.checkpoint, world, progress,
                               [&](const ckpt::SaveOutcome& outcome) { log.outcome(outcome); });
 
