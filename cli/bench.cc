@@ -1,0 +1,113 @@
+#include "trainer/bench.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "ckpt/error.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/size.h"
+
+namespace shardwright::cli {
+namespace {
+
+int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
+
+int bench_ckpt(const Arguments& arguments) {
+  std::optional<std::string> directory;
+  std::optional<std::uint64_t> size;
+  std::optional<std::int64_t> threads;
+  bool json = false;
+  Options flags("bench ckpt",
+                "Saves and loads a checkpoint beside what memory, disk and codec can do with the same bytes.",
+                "shardwright bench ckpt --dir /data --size 1GiB");
+  flags.text("--dir", "DIR", directory, "where to write (default: here); what is written is removed");
+  flags.size("--size", size, "bytes of state (default 256MiB)");
+  flags.integer("--threads", "N", 1, threads, "threads that compress (default: all cores)");
+  flags.flag("--json", json, "print JSON");
+  if (!flags.parse(arguments)) return 0;
+
+  const trainer::CkptBench b = trainer::bench_ckpt(directory.value_or("."), size.value_or(256u << 20),
+                                                   static_cast<int>(threads.value_or(default_threads())));
+  if (json)
+    print_json({{"raw_bytes", b.raw_bytes},
+                {"stored_bytes", b.stored_bytes},
+                {"ceilings",
+                 {{"memcpy_gbps", b.memcpy_gbps},
+                  {"disk_write_gbps", b.disk_write_gbps},
+                  {"disk_read_gbps", b.disk_read_gbps},
+                  {"encode_gbps", b.encode_gbps},
+                  {"decode_gbps", b.decode_gbps}}},
+                {"save",
+                 {{"seconds", b.save_s},
+                  {"gbps", b.save_gbps},
+                  {"stall_ms", b.stall_ms},
+                  {"peak_host_bytes", b.peak_host_bytes}}},
+                {"load", {{"seconds", b.load_s}, {"gbps", b.load_gbps}}},
+                {"ratio_to_disk", b.ratio_to_disk},
+                {"limited_by", b.limited_by}});
+  else
+    print(fmt::format(
+        "state    {} raw, {} stored ({:.3f})\n"
+        "limits   memory copy {:.2f}, disk write {:.2f}, disk read {:.2f}, encode {:.2f}, decode {:.2f} "
+        "GB/s\n"
+        "save     {:.2f} s, {:.2f} GB/s, training stalled {:.1f} ms, at most {} in flight\n"
+        "load     {:.2f} s, {:.2f} GB/s\n"
+        "limited by {}; {:.2f} of what the disk takes\n",
+        size_text(b.raw_bytes), size_text(b.stored_bytes),
+        static_cast<double>(b.stored_bytes) / static_cast<double>(b.raw_bytes), b.memcpy_gbps,
+        b.disk_write_gbps, b.disk_read_gbps, b.encode_gbps, b.decode_gbps, b.save_s, b.save_gbps, b.stall_ms,
+        size_text(b.peak_host_bytes), b.load_s, b.load_gbps, b.limited_by, b.ratio_to_disk));
+  return 0;
+}
+
+int bench_train(const Arguments& arguments) {
+  std::optional<std::int64_t> threads, steps;
+  bool json = false;
+  Options flags("bench train", "Steps of a 10 M GPT beside the best matrix product of this machine.",
+                "shardwright bench train --steps 10");
+  flags.integer("--threads", "N", 1, threads, "threads (default: all cores)");
+  flags.integer("--steps", "N", 1, steps, "steps timed (default 10)");
+  flags.flag("--json", json, "print JSON");
+  if (!flags.parse(arguments)) return 0;
+
+  const trainer::TrainBench b = trainer::bench_train(static_cast<int>(threads.value_or(default_threads())),
+                                                     static_cast<int>(steps.value_or(10)));
+  if (json)
+    print_json({{"model", b.model},
+                {"dtype", b.dtype},
+                {"layout", b.layout},
+                {"step_ms", b.step_ms},
+                {"tokens_per_s", b.tokens_per_s},
+                {"gflops", b.gflops},
+                {"peak_gflops", b.peak_gflops},
+                {"share_of_peak", b.share_of_peak}});
+  else
+    print(fmt::format("{}, {}, {}: {:.1f} ms a step, {:.0f} tokens/s, {:.0f} GFLOP/s of {:.0f} ({:.0f} %)\n",
+                      b.model, b.dtype, b.layout, b.step_ms, b.tokens_per_s, b.gflops, b.peak_gflops,
+                      100 * b.share_of_peak));
+  return 0;
+}
+
+}  // namespace
+
+int bench(const Arguments& arguments) {
+  const std::string what = arguments.empty() ? "" : arguments.front();
+  const Arguments rest(arguments.empty() ? arguments.end() : arguments.begin() + 1, arguments.end());
+  if (what == "ckpt") return bench_ckpt(rest);
+  if (what == "train") return bench_train(rest);
+  if (what == "--help" || what == "-h") {
+    print(
+        "Usage: shardwright bench ckpt|train [flags]\n\n`shardwright bench ckpt --help` explains one, with "
+        "an example.\n");
+    return 0;
+  }
+  throw Error(ErrorCode::usage,
+              fmt::format("bench: {}; give ckpt or train",
+                          what.empty() ? "what to measure is missing" : "'" + what + "' is unknown"));
+}
+
+}  // namespace shardwright::cli

@@ -1,0 +1,180 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ckpt/scan.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/size.h"
+#include "reshard/layout.h"
+#include "reshard/model_spec.h"
+
+namespace shardwright::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::uint64_t raw_bytes(const ckpt::Manifest& manifest, const ckpt::StateEntry& state) {
+  return ckpt::element_count(manifest.tensors[state.tensor].shape) * ckpt::size_of(state.dtype);
+}
+
+/// Stored chunk bytes of each state, from the shards' tables.
+std::vector<std::uint64_t> stored_by_state(const ckpt::Checkpoint& checkpoint) {
+  const ckpt::Manifest& manifest = checkpoint.manifest();
+  std::vector<std::uint64_t> stored(manifest.states.size(), 0);
+  for (const ckpt::BoxEntry& box : manifest.boxes) {
+    if (box.chunks == 0) continue;
+    const auto& table = checkpoint.shard(box.file).table();
+    for (std::uint64_t i = 0; i < box.chunks; ++i)
+      stored[box.state] += table[box.first_chunk + i].stored_bytes;
+  }
+  return stored;
+}
+
+Json dims(const ckpt::Dims& values) {
+  Json list = Json::array();
+  for (const std::uint64_t value : values) list.push_back(value);
+  return list;
+}
+
+Json tensors_json(const ckpt::Checkpoint& checkpoint) {
+  const ckpt::Manifest& manifest = checkpoint.manifest();
+  const std::vector<std::uint64_t> stored = stored_by_state(checkpoint);
+  Json tensors = Json::array();
+  for (const ckpt::TensorEntry& tensor : manifest.tensors)
+    tensors.push_back({{"name", tensor.name}, {"shape", dims(tensor.shape)}, {"kinds", Json::array()}});
+  for (std::size_t i = 0; i < manifest.states.size(); ++i) {
+    const ckpt::StateEntry& state = manifest.states[i];
+    tensors[state.tensor]["kinds"].push_back({{"kind", state.kind},
+                                              {"dtype", std::string(ckpt::name(state.dtype))},
+                                              {"raw_bytes", raw_bytes(manifest, state)},
+                                              {"stored_bytes", stored[i]},
+                                              {"fingerprint", ckpt::to_hex(state.fingerprint)}});
+  }
+  return tensors;
+}
+
+Json files_json(const ckpt::Manifest& manifest) {
+  Json files = Json::array();
+  for (const ckpt::FileRecord& file : manifest.files)
+    files.push_back({{"name", file.name}, {"stored_bytes", file.bytes}, {"boxes", Json::array()}});
+  for (const ckpt::BoxEntry& box : manifest.boxes) {
+    if (box.box.empty()) continue;
+    const ckpt::StateEntry& state = manifest.states[box.state];
+    files[box.file]["boxes"].push_back({{"tensor", manifest.tensors[state.tensor].name},
+                                        {"kind", state.kind},
+                                        {"offset", dims(box.box.offset)},
+                                        {"shape", dims(box.box.shape)}});
+  }
+  return files;
+}
+
+std::string text_of(const Json& report) {
+  const Json& layout = report["layout"];
+  std::string text = fmt::format(
+      "{}\n  status      {}\n  step        {}\n  samples     {}\n  run         {} (generation {})\n",
+      report["path"].get<std::string>(), report["status"].get<std::string>(), report["step"].dump(),
+      report["samples"].dump(), report["run"].get<std::string>(), report["generation"].dump());
+  text += fmt::format("  layout      {}, {} rank{}\n",
+                      layout.is_null() ? "none" : layout["string"].get<std::string>(), report["ranks"].dump(),
+                      report["ranks"] == 1 ? "" : "s");
+  text += fmt::format("  parameters  {}\n  kinds       {}\n  raw         {}\n  stored      {}\n",
+                      report["parameters"].dump(),
+                      fmt::join(report["kinds"].get<std::vector<std::string>>(), ", "),
+                      size_text(report["raw_bytes"].get<std::uint64_t>()),
+                      size_text(report["stored_bytes"].get<std::uint64_t>()));
+  text += fmt::format("  model       {}\n", report["model"].dump());
+  if (report.contains("tensors")) {
+    text += "\nTensors:\n";
+    for (const Json& tensor : report["tensors"]) {
+      text += fmt::format("  {} {}\n", tensor["name"].get<std::string>(), tensor["shape"].dump());
+      for (const Json& kind : tensor["kinds"])
+        text += fmt::format(
+            "    {:<12} {:<5} {:>10} stored of {:>10}  {}\n", kind["kind"].get<std::string>(),
+            kind["dtype"].get<std::string>(), size_text(kind["stored_bytes"].get<std::uint64_t>()),
+            size_text(kind["raw_bytes"].get<std::uint64_t>()), kind["fingerprint"].get<std::string>());
+    }
+  }
+  if (report.contains("files")) {
+    text += "\nFiles:\n";
+    for (const Json& file : report["files"]) {
+      text += fmt::format("  {}  {}\n", file["name"].get<std::string>(),
+                          size_text(file["stored_bytes"].get<std::uint64_t>()));
+      for (const Json& box : file["boxes"])
+        text += fmt::format("    {:<12} {} offset {} shape {}\n", box["kind"].get<std::string>(),
+                            box["tensor"].get<std::string>(), box["offset"].dump(), box["shape"].dump());
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+int inspect(const Arguments& arguments) {
+  std::string path;
+  bool tensors = false, ranks = false, json = false;
+  Options flags("inspect", "Says what is in a checkpoint, from its manifest; no shard data is read.",
+                "shardwright inspect runs/demo/checkpoints/step-0000000120 --tensors");
+  flags.positional("CKPT", path, "a checkpoint, or a run (then its newest valid checkpoint)");
+  flags.flag("--tensors", tensors, "list tensors with kinds, sizes and fingerprints");
+  flags.flag("--ranks", ranks, "list files with the boxes in them");
+  flags.flag("--json", json, "print JSON");
+  if (!flags.parse(arguments)) return 0;
+
+  ckpt::Env& env = ckpt::posix_env();
+  const std::string directory = ckpt::resolve_checkpoint(env, path);
+  const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, directory);
+  const ckpt::Manifest& manifest = checkpoint.manifest();
+  const Json training = json_document(manifest.description.training);
+
+  std::uint64_t parameters = 0, raw = 0, stored = 0;
+  std::set<std::string> kinds;
+  for (const ckpt::StateEntry& state : manifest.states) {
+    kinds.insert(state.kind);
+    raw += raw_bytes(manifest, state);
+    if (state.kind == reshard::kParam)
+      parameters += ckpt::element_count(manifest.tensors[state.tensor].shape);
+  }
+  // Structure only, as `list` checks it: every file there with its size.
+  std::string status = "valid", reason;
+  for (const ckpt::FileRecord& file : manifest.files) {
+    stored += file.bytes;
+    const std::string shard = directory + "/" + file.name;
+    if (!env.exists(shard))
+      reason = file.name + " is missing";
+    else if (env.open(shard)->size() != file.bytes)
+      reason = file.name + " has another size than the manifest says";
+  }
+  if (!reason.empty()) status = "damaged";
+  const std::string& layout = manifest.description.layout;
+
+  Json report = {{"path", directory},
+                 {"status", status},
+                 {"step", checkpoint.commit().step},
+                 {"samples", training.is_object() ? training.value("samples", Json()) : Json()},
+                 {"run", checkpoint.commit().run},
+                 {"generation", checkpoint.commit().generation},
+                 {"version", checkpoint.commit().version},
+                 {"layout", json_document(layout)},
+                 {"ranks", layout.empty() ? static_cast<int>(manifest.files.size())
+                                          : reshard::parse_layout_json(layout).ranks()},
+                 {"model", json_document(manifest.description.model)},
+                 {"training", training},
+                 {"parameters", parameters},
+                 {"raw_bytes", raw},
+                 {"stored_bytes", stored},
+                 {"kinds", kinds}};
+  if (!reason.empty()) report["reason"] = reason;
+  if (tensors) report["tensors"] = tensors_json(checkpoint);
+  if (ranks) report["files"] = files_json(manifest);
+  if (json)
+    print_json(report);
+  else
+    print(text_of(report));
+  return reason.empty() ? 0 : 1;
+}
+
+}  // namespace shardwright::cli

@@ -1,0 +1,48 @@
+// Flags and arguments of a subcommand, with one kind of mistake message. The only file that knows the parsing
+// library is options.cc.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardwright::cli {
+
+/// Declares what a subcommand takes, then parse() fills the variables given. Mistakes are Error(usage): an
+/// unknown flag comes with the nearest known one, a value with what it should be. Arguments after `--` are
+/// taken as they are, so a path may begin with a dash.
+class Options {
+ public:
+  /// `name` as typed after "shardwright", `example` a command line shown by --help.
+  Options(const std::string& name, const std::string& summary, const std::string& example);
+  ~Options();
+
+  /// The next positional argument; `shown` is its name in the usage line ("CKPT").
+  void positional(const std::string& shown, std::string& to, const std::string& meaning);
+  void optional_positional(const std::string& shown, std::string& to, const std::string& meaning);
+  void flag(const std::string& name, bool& to, const std::string& meaning);
+  void text(const std::string& name, const std::string& shown, std::optional<std::string>& to,
+            const std::string& meaning);
+  /// May be given several times.
+  void texts(const std::string& name, const std::string& shown, std::vector<std::string>& to,
+             const std::string& meaning);
+  void integer(const std::string& name, const std::string& shown, std::int64_t least,
+               std::optional<std::int64_t>& to, const std::string& meaning);
+  void number(const std::string& name, const std::string& shown, double least, std::optional<double>& to,
+              const std::string& meaning);
+  /// Bytes, as 512MiB.
+  void size(const std::string& name, std::optional<std::uint64_t>& to, const std::string& meaning);
+  /// More text at the end of --help.
+  void footer(const std::string& text);
+
+  /// `arguments` without program and subcommand. False if --help was asked for and printed.
+  bool parse(const std::vector<std::string>& arguments);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace shardwright::cli

@@ -1,0 +1,99 @@
+#include "cli/output.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ckpt/error.h"
+#include "cli/size.h"
+
+namespace shardwright::cli {
+namespace {
+
+bool reader_gone = false;
+
+std::string dump(const nlohmann::ordered_json& document) {
+  return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+void print(const std::string& text) {
+  if (reader_gone) return;
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  const int error = errno;
+  if (error != EPIPE) throw_errno(error, "standard output", "");
+  reader_gone = true;
+}
+
+void print_json(const nlohmann::ordered_json& document) { print(dump(document)); }
+
+nlohmann::ordered_json json_float(double value) {
+  if (std::isfinite(value)) return value;
+  if (std::isnan(value)) return "NaN";
+  return value > 0 ? "Infinity" : "-Infinity";
+}
+
+nlohmann::ordered_json json_document(const std::string& text) {
+  if (text.empty()) return nullptr;
+  try {
+    return nlohmann::ordered_json::parse(text);
+  } catch (const nlohmann::json::parse_error&) {
+    throw Error(ErrorCode::damaged,
+                "a document inside the checkpoint: is no JSON; `shardwright verify` checks the rest");
+  }
+}
+
+int print_error(const std::exception& error, bool json) {
+  std::string code = "internal", message = error.what(), path;
+  int status = 1;
+  if (const auto* ours = dynamic_cast<const Error*>(&error)) {
+    code = name(ours->code());
+    path = ours->path();
+    status = exit_status(ours->code());
+  } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    code = "memory";
+    message = "memory: this machine has not enough free; give fewer ranks or a smaller limit";
+  } else {
+    message = fmt::format("unexpected: {}; this is a defect, please report it", message);
+  }
+  std::istringstream lines(message);
+  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "shardwright: error: {}\n", line);
+  if (json) {
+    try {
+      print_json({{"error", {{"code", code}, {"message", message}, {"path", path}}}});
+    } catch (const Error& output) {
+      fmt::print(stderr, "shardwright: error: {}\n", output.what());
+    }
+  }
+  return status;
+}
+
+ProgressBar::ProgressBar(std::string label)
+    : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+ProgressBar::~ProgressBar() {
+  if (terminal_ && last_.time_since_epoch().count() != 0) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressBar::update(std::uint64_t done, std::uint64_t all) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!terminal_ || now - last_ < std::chrono::milliseconds(100)) return;
+  last_ = now;
+  const double share = all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
+  constexpr int kWidth = 30;
+  const int filled = static_cast<int>(std::lround(share * kWidth));
+  fmt::print(stderr, "\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
+             std::string(static_cast<std::size_t>(filled), '#'),
+             std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100, size_text(all));
+  std::fflush(stderr);
+}
+
+}  // namespace shardwright::cli

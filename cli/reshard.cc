@@ -1,0 +1,179 @@
+#include "reshard/reshard.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "ckpt/checkpoint.h"
+#include "ckpt/error.h"
+#include "ckpt/scan.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+#include "cli/size.h"
+
+namespace shardwright::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The target layout as flags say it: a string, or single degrees over the source's.
+struct LayoutFlags {
+  std::optional<std::string> whole;
+  std::optional<std::int64_t> tp, pp, dp, zero, vpp;
+  std::optional<std::string> stages;
+
+  void declare(Options& flags) {
+    flags.text("--layout", "LAYOUT", whole, "target layout, as t2p1d2z1");
+    flags.integer("--tp", "T", 1, tp, "tensor parallel ranks (default: the source's, as for the next ones)");
+    flags.integer("--pp", "P", 1, pp, "pipeline stages");
+    flags.integer("--dp", "D", 1, dp, "data parallel ranks");
+    flags.integer("--zero", "Z", 0, zero, "ZeRO stage");
+    flags.integer("--vpp", "V", 1, vpp, "virtual stages of a rank");
+    flags.text("--stages", "5,6,6,5", stages, "layers of each stage");
+  }
+
+  reshard::Layout apply(const ckpt::Manifest& source) const {
+    const bool single = tp || pp || dp || zero || vpp;
+    if (whole) {
+      if (single)
+        throw Error(ErrorCode::usage, "--layout: is given beside single degrees; give the one or the others");
+      reshard::Layout layout = reshard::parse_layout(*whole);
+      if (stages) layout.stages = parse_stages(*stages);
+      return layout;
+    }
+    const Json layout = json_document(source.description.layout);
+    if (layout.is_null())
+      throw Error(ErrorCode::usage, "--layout: is missing, and the source says none; give it as t2p1d2z1");
+    if (!single && !stages) return reshard::parse_layout_json(source.description.layout);
+    // The source's degrees with those given in their place, as a layout string: what they mean is the reshard
+    // room's business.
+    const std::tuple<char, const char*, const std::optional<std::int64_t>*> degrees[] = {
+        {'t', "tp", &tp}, {'p', "pp", &pp}, {'d', "dp", &dp}, {'z', "zero", &zero}, {'v', "vpp", &vpp}};
+    std::string text;
+    for (const auto& [letter, name, given] : degrees)
+      text += fmt::format("{}{}", letter, *given ? **given : layout.at(name).get<std::int64_t>());
+    reshard::Layout target = reshard::parse_layout(text);
+    if (stages) target.stages = parse_stages(*stages);
+    return target;
+  }
+
+ private:
+  static std::vector<int> parse_stages(const std::string& text) {
+    std::vector<int> numbers;
+    const char* at = text.data();
+    const char* const end = at + text.size();
+    while (true) {
+      int number = 0;
+      const auto [next, error] = std::from_chars(at, end, number);
+      if (error != std::errc() || number < 0 || (next != end && *next != ','))
+        throw Error(ErrorCode::usage,
+                    fmt::format("--stages: '{}' is no list of numbers; give it as 5,6,6,5", text));
+      numbers.push_back(number);
+      if (next == end) return numbers;
+      at = next + 1;
+    }
+  }
+};
+
+Json report_json(const reshard::ReshardReport& report, bool plan_only) {
+  Json json = {{"source", report.source},
+               {"target", report.target},
+               {"step", report.step},
+               {"from", json_document(report.from_layout_json)},
+               {"to", json_document(report.to_layout_json)},
+               {"tensors", report.tensors},
+               {"read_bytes", report.read_bytes},
+               {"needed_bytes", report.needed_bytes},
+               {"written_bytes", report.written_bytes},
+               {"chunks",
+                {{"read", report.chunks_read},
+                 {"passed_through", report.chunks_passed_through},
+                 {"recoded", report.chunks_recoded}}}};
+  if (plan_only) {
+    json["copies"] = report.copies;
+    json["files_written"] = report.files_written;
+    json["estimated_peak_bytes"] = report.estimated_peak_bytes;
+  } else {
+    json["seconds"] = json_float(report.seconds);
+    json["peak_rss_bytes"] = report.peak_rss_bytes;
+    json["proof"] = {{"kind", "equal"}, {"tensors", report.proof_tensors}, {"ok", report.proof_ok}};
+  }
+  json["warnings"] = report.warnings;
+  return json;
+}
+
+std::string layout_string(const std::string& layout_json) {
+  const Json layout = json_document(layout_json);
+  return layout.is_object() ? layout.value("string", "") : "?";
+}
+
+std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
+  const std::string head =
+      fmt::format("{} -> {}, step {}, {} tensors", layout_string(report.from_layout_json),
+                  layout_string(report.to_layout_json), report.step, report.tensors);
+  if (plan_only)
+    return fmt::format("{}: {} copies, {} files, {} to read, about {} of memory; nothing was written\n", head,
+                       report.copies, report.files_written, size_text(report.needed_bytes),
+                       size_text(report.estimated_peak_bytes));
+  return fmt::format(
+      "{}\n  read {}, wrote {} in {:.2f} s; {} chunks passed through, {} recoded; peak memory {}\n"
+      "  proof: fingerprints of {} states {}\n  {}\n",
+      head, size_text(report.read_bytes), size_text(report.written_bytes), report.seconds,
+      report.chunks_passed_through, report.chunks_recoded, size_text(report.peak_rss_bytes),
+      report.proof_tensors, report.proof_ok ? "equal" : "DIFFER", report.target);
+}
+
+}  // namespace
+
+int reshard(const Arguments& arguments) {
+  std::string source, target;
+  LayoutFlags layout;
+  std::optional<std::uint64_t> max_memory;
+  std::optional<std::int64_t> jobs;
+  std::optional<std::string> cast;
+  reshard::ReshardOptions options;
+  bool json = false;
+  Options flags("reshard", "Writes a checkpoint again for another layout, value for value, and proves it.",
+                "shardwright reshard runs/demo demo-t1d3 --layout t1p1d3z1");
+  flags.positional("SRC", source, "a checkpoint, or a run (then its newest valid checkpoint)");
+  flags.positional(
+      "DST", target,
+      "the directory to make; its name should be the step's, as step-0000000120, to resume from");
+  layout.declare(flags);
+  flags.size("--max-memory", max_memory,
+             "memory to use, whatever the model's size (default 512MiB, at least 64MiB)");
+  flags.integer("--jobs", "N", 1, jobs, "processes that share the work (default 1)");
+  flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
+  flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
+  flags.flag("--plan-only", options.plan_only, "say what would be done, write nothing");
+  flags.flag("--json", json, "print JSON");
+  if (!flags.parse(arguments)) return 0;
+  if (cast)
+    throw Error(ErrorCode::usage,
+                fmt::format("--cast: '{}' is not built yet; leave it out to keep the types", *cast));
+
+  ckpt::Env& env = ckpt::posix_env();
+  options.source = ckpt::resolve_checkpoint(env, source);
+  options.target = target;
+  options.layout = layout.apply(ckpt::Checkpoint::open(env, options.source).manifest());
+  if (max_memory) options.max_memory_bytes = *max_memory;
+  if (jobs) options.jobs = static_cast<int>(std::min<std::int64_t>(*jobs, 1 << 16));
+  reshard::ReshardReport report;
+  {
+    ProgressBar bar("reshard");
+    options.progress = [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); };
+    report = reshard::reshard(env, options);
+  }
+  for (const std::string& warning : report.warnings)
+    fmt::print(stderr, "shardwright: warning: {}\n", warning);
+  if (json)
+    print_json(report_json(report, options.plan_only));
+  else
+    print(text_of(report, options.plan_only));
+  return options.plan_only || report.proof_ok ? 0 : 1;
+}
+
+}  // namespace shardwright::cli

@@ -1,0 +1,76 @@
+#include "trainer/train.h"
+
+#include <fmt/format.h>
+
+#include "ckpt/error.h"
+#include "ckpt/fault.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/output.h"
+
+namespace shardwright::cli {
+namespace {
+
+trainer::Override parse_set(const std::string& text) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Error(ErrorCode::usage, fmt::format("--set: '{}' has no value; give section.key=value", text));
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+std::string keys_help() {
+  std::string text = "Keys of the configuration and of --set, with their defaults:";
+  for (const trainer::KeyInfo& key : trainer::config_keys())
+    text += fmt::format("\n  {:<32}{:<12} {}", key.key, key.fallback, key.meaning);
+  return text;
+}
+
+}  // namespace
+
+int train(const Arguments& arguments) {
+  trainer::TrainOptions options;
+  std::vector<std::string> sets;
+  std::optional<std::string> resume;
+  std::optional<std::int64_t> nproc, stop_after;
+  bool list_fault_points = false;
+
+  Options flags("train",
+                "Trains a model in parallel, with checkpoints, and goes on by itself when a rank is lost.",
+                "shardwright train run.toml --nproc 4 --set parallel.tp=2 --set optim.lr=3e-4");
+  flags.optional_positional("CONFIG", options.config_file, "configuration file (TOML)");
+  flags.integer("--nproc", "N", 1, nproc, "ranks to start here (default: what the layout asks for)");
+  flags.texts("--set", "KEY=VALUE", sets, "replace a key of the configuration; may be repeated");
+  flags.text("--resume", "HOW", resume,
+             "auto: newest valid checkpoint, or start fresh; must: newest valid checkpoint; never: start "
+             "fresh; or the path "
+             "of a checkpoint or a run");
+  flags.integer("--stop-after", "K", 0, stop_after, "end after step K (a total) with a checkpoint");
+  flags.flag("--accept-changes", options.accept_changes, "resume although data, seed or global batch differ");
+  flags.flag("--list-fault-points", list_fault_points, "names that SHARDWRIGHT_FAULT understands");
+  flags.footer(keys_help());
+  if (!flags.parse(arguments)) return 0;
+
+  if (list_fault_points) {
+    std::string text;
+    for (const std::string& point : ckpt::fault_point_names()) text += point + "\n";
+    print(text);
+    return 0;
+  }
+  if (options.config_file.empty())
+    throw Error(ErrorCode::usage,
+                "train: CONFIG is missing; give a configuration file, as shardwright train run.toml");
+  for (const std::string& set : sets) options.overrides.push_back(parse_set(set));
+  if (resume == "must") {
+    options.resume = trainer::Resume::must;
+  } else if (resume == "never") {
+    options.resume = trainer::Resume::never;
+  } else if (resume && *resume != "auto") {
+    options.resume = trainer::Resume::path;
+    options.resume_path = *resume;
+  }
+  if (nproc) options.nproc = static_cast<int>(std::min<std::int64_t>(*nproc, 1 << 20));
+  options.stop_after = stop_after;
+  return trainer::is_worker() ? trainer::run_worker(options) : trainer::run_supervisor(options);
+}
+
+}  // namespace shardwright::cli
