@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "ckpt/error.h"
 #include "ckpt/scan.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -76,8 +77,11 @@ std::string text_of(const Json& report) {
   const Json& layout = report["layout"];
   std::string text = fmt::format(
       "{}\n  status      {}\n  step        {}\n  samples     {}\n  run         {} (generation {})\n",
-      report["path"].get<std::string>(), report["status"].get<std::string>(), report["step"].dump(),
-      report["samples"].dump(), report["run"].get<std::string>(), report["generation"].dump());
+      report["path"].get<std::string>(),
+      report["status"].get<std::string>() +
+          (report.contains("reason") ? ": " + report["reason"].get<std::string>() : ""),
+      report["step"].dump(), report["samples"].dump(), report["run"].get<std::string>(),
+      report["generation"].dump());
   text += fmt::format("  layout      {}, {} rank{}\n",
                       layout.is_null() ? "none" : layout["string"].get<std::string>(), report["ranks"].dump(),
                       report["ranks"] == 1 ? "" : "s");
@@ -138,21 +142,19 @@ int inspect(const Arguments& arguments) {
     if (state.kind == reshard::kParam)
       parameters += ckpt::element_count(manifest.tensors[state.tensor].shape);
   }
-  // Structure only, as `list` checks it: every file there with its size.
-  std::string status = "valid", reason;
-  for (const ckpt::FileRecord& file : manifest.files) {
-    stored += file.bytes;
-    const std::string shard = directory + "/" + file.name;
-    if (!env.exists(shard))
-      reason = file.name + " is missing";
-    else if (env.open(shard)->size() != file.bytes)
-      reason = file.name + " has another size than the manifest says";
+  for (const ckpt::FileRecord& file : manifest.files) stored += file.bytes;
+  // Structure only, as `list` checks it: a shard may be gone or cut short while the manifest still tells what
+  // was there.
+  std::string reason;
+  try {
+    ckpt::check_structure(env, directory);
+  } catch (const Error& error) {
+    reason = error.what();
   }
-  if (!reason.empty()) status = "damaged";
   const std::string& layout = manifest.description.layout;
 
   Json report = {{"path", directory},
-                 {"status", status},
+                 {"status", reason.empty() ? "valid" : "damaged"},
                  {"step", checkpoint.commit().step},
                  {"samples", training.is_object() ? training.value("samples", Json()) : Json()},
                  {"run", checkpoint.commit().run},
