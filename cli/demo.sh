@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# The whole of Shardwright in a few minutes, on real text: bash cli/demo.sh [TEXT FILES...]
+#
+# Trains a small GPT on four ranks with asynchronous checkpoints, kills one rank with SIGKILL, watches the run go on with
+# the three that remain, reshards the checkpoint for another layout, finishes there, and compares every loss with a run that
+# nothing disturbed. Ends with status 1 unless the ranks really changed and the losses agree within 1e-5.
+set -euo pipefail
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+steps=120 every=20 kill_at=50 reshard_at=80
+texts=("$@")
+if [ ${#texts[@]} -eq 0 ]; then
+  # The licence texts of any Debian machine.
+  for file in /usr/share/common-licenses/*; do
+    if [ -f "$file" ] && [ ! -L "$file" ]; then texts+=("$file"); fi
+  done
+fi
+if [ ${#texts[@]} -eq 0 ]; then
+  echo "demo.sh: error: /usr/share/common-licenses: holds no texts; give text files, as bash cli/demo.sh book.txt" >&2
+  exit 2
+fi
+for file in "${texts[@]}"; do
+  if [ ! -r "$file" ] || [ ! -f "$file" ]; then
+    echo "demo.sh: error: $file: cannot be read; give text files, as bash cli/demo.sh book.txt" >&2
+    exit 2
+  fi
+done
+
+say() { printf '\n== %s\n' "$*"; }
+# run <log> <command...>: shows the command, keeps its output in the log, and the log's end if it fails.
+run() {
+  local log=$work/$1.log
+  shift
+  printf '$'
+  for word in "$@"; do printf ' %s' "${word/#$repository\/build\/release\/bin\//}"; done | sed "s|$work/||g"
+  printf '\n'
+  if ! "$@" >"$log" 2>&1; then
+    echo "demo.sh: error: the command above failed; the end of $log:" >&2
+    tail -n 20 "$log" >&2
+    exit 1
+  fi
+}
+
+work=$repository/build/demo
+mkdir -p "$repository/build"
+rm -rf "$work"
+mkdir -p "$work"
+
+say "Dependencies (nothing to do if they are installed)"
+bash "$repository/cli/install_deps.sh"
+
+say "Build"
+if command -v ccache >/dev/null; then
+  export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+  export CCACHE_BASEDIR=$repository CCACHE_NOHASHDIR=1
+fi
+(
+  cd "$repository"
+  run configure cmake --preset release
+  run build cmake --build --preset release --target shardwright
+)
+shardwright=$repository/build/release/bin/shardwright
+
+python3 - "$work" "$steps" "$every" "${texts[@]}" <<'PYTHON'
+import json, os, sys
+work, steps, every, *texts = sys.argv[1:]
+paths = ", ".join(json.dumps(os.path.abspath(text), ensure_ascii=False) for text in texts)
+for name in ("disturbed", "undisturbed"):
+    with open(f"{work}/{name}.toml", "w") as file:
+        file.write(f"""[run]
+dir = {json.dumps(f"{work}/{name}", ensure_ascii=False)}
+
+[model]            # 0.8 million parameters, byte by byte
+arch = "gpt2"
+layers = 4
+hidden = 128
+heads = 4
+vocab = 256
+seq_len = 64
+
+[data]
+train = [{paths}]
+format = "text"
+
+[train]
+steps = {steps}
+global_batch = 12
+micro_batch = 2
+seed = 1
+
+[optim]
+lr = 1e-3
+warmup_steps = 10
+
+[parallel]
+tp = 2
+dp = 2
+zero = 1
+
+[checkpoint]
+every = {every}
+async = true
+""")
+size = sum(os.path.getsize(text) for text in texts)
+print(f"Training data: {len(texts)} text(s), {size} bytes")
+PYTHON
+
+say "An undisturbed run, for comparison: 4 ranks, 2-way tensor parallel x 2-way data parallel, ZeRO 1"
+run undisturbed "$shardwright" train "$work/undisturbed.toml" --nproc 4
+
+say "The same run, but rank 3 gets SIGKILL in step $kill_at; what remains goes on by itself"
+export SHARDWRIGHT_FAULT="step.backward:rank=3:step=$kill_at=kill"
+echo "(SHARDWRIGHT_FAULT=$SHARDWRIGHT_FAULT)"
+run disturbed "$shardwright" train "$work/disturbed.toml" --nproc 4 --stop-after "$reshard_at"
+unset SHARDWRIGHT_FAULT
+
+checkpoint=$(printf 'step-%010d' "$reshard_at")
+say "The checkpoint of step $reshard_at, written again for 4-way tensor parallel, and proven equal"
+run reshard "$shardwright" reshard "$work/disturbed" "$work/resharded/$checkpoint" --layout t4p1d1z0
+cat "$work/reshard.log"
+run verify "$shardwright" verify "$work/resharded/$checkpoint"
+run diff "$shardwright" diff "$work/disturbed" "$work/resharded/$checkpoint"
+cat "$work/diff.log"
+
+say "To the end in that layout"
+run resumed "$shardwright" train "$work/disturbed.toml" --resume "$work/resharded/$checkpoint" \
+  --set parallel.tp=4 --set parallel.dp=1 --set parallel.zero=0
+
+say "What happened"
+python3 "$repository/cli/demo_report.py" "$work/disturbed" "$work/undisturbed" "$reshard_at"

@@ -1,0 +1,89 @@
+"""Prints what happened in the demo as a table, and ends with status 1 unless it happened as promised.
+
+python3 demo_report.py DISTURBED_RUN UNDISTURBED_RUN RESHARD_STEP
+"""
+import json
+import sys
+from pathlib import Path
+
+TOLERANCE = 1e-5
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+
+
+def steps(run):
+    """The last record of each step's highest generation."""
+    best = {}
+    for record in lines(Path(run) / "metrics.jsonl"):
+        if record["type"] == "step":
+            known = best.get(record["step"])
+            if known is None or record["generation"] >= known["generation"]:
+                best[record["step"]] = record
+    return dict(sorted(best.items()))
+
+
+def phases(records):
+    """[first step, last step] of each stretch of one generation."""
+    found = []
+    for step, record in records.items():
+        if found and records[found[-1][1]]["generation"] == record["generation"]:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
+
+
+def main(disturbed, undisturbed, reshard_step):
+    records, reference = steps(disturbed), steps(undisturbed)
+    events = lines(Path(disturbed) / "events.jsonl")
+    problems = []
+
+    lost = [event for event in events if event["event"] == "rank_lost"]
+    for event in lost:
+        print(f"rank {event['rank']} was lost: {event['cause']}, {event['detail']}")
+    for event in events:
+        if event["event"] == "resume":
+            print(f"generation {event['generation']} resumed from step {event['step']}")
+    if not lost:
+        problems.append("no rank was lost")
+
+    print(f"\n{'step':>6} {'ranks':>6}  {'layout':<10} {'loss':>10} {'undisturbed':>12} {'relative difference':>20}")
+    worst = 0.0
+    shown = set()
+    for first, last in phases(records):
+        shown |= {first, (first + last) // 2, last}
+    previous = None
+    for step, record in records.items():
+        expected = reference[step]["loss"]
+        difference = abs(record["loss"] - expected) / abs(expected)
+        worst = max(worst, difference)
+        if step in shown:
+            if previous is not None and previous != record["generation"]:
+                print()
+            previous = record["generation"]
+            print(f"{step:>6} {record['ranks']:>6}  {record['layout']:<10} {record['loss']:>10.6f} {expected:>12.6f} "
+                  f"{difference:>20.1e}")
+
+    if sorted(records) != sorted(reference):
+        problems.append(f"the run has steps {len(records)}, the undisturbed one {len(reference)}")
+    ranks = [records[first]["ranks"] for first, _ in phases(records)]
+    if len(ranks) < 3 or not (ranks[0] == 4 and ranks[1] < 4):
+        problems.append(f"the ranks did not change as they should: {ranks}")
+    layouts = {record["layout"] for step, record in records.items() if step > reshard_step}
+    if len(layouts) != 1 or layouts == {records[reshard_step]["layout"]}:
+        problems.append(f"the last steps ran in {sorted(layouts)}")
+    if not worst <= TOLERANCE:
+        problems.append(f"losses differ by {worst:.1e}, more than {TOLERANCE:g}")
+
+    print(f"\nLargest relative difference over {len(records)} steps: {worst:.1e} (allowed: {TOLERANCE:g})")
+    for problem in problems:
+        print(f"demo: error: {problem}", file=sys.stderr)
+    if not problems:
+        print("The run lost a rank, went on with fewer, was resharded, and its losses are those of the undisturbed run.")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
