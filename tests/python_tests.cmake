@@ -1,4 +1,4 @@
-# Every `def test_<Name>` of tests/{dist,crash,cli,golden,long}/*_test.py becomes the CTest test <Name>, with the folder as its label.
+# Every `def test_<Name>` of tests/{unit,dist,crash,cli,golden}/*_test.py becomes the CTest test <Name>, with the folder as its label.
 # Markers in a comment on the def line: `long` (label), `timeout=SECONDS` (default 120), `serial` (RUN_SERIAL).
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 
@@ -34,6 +34,7 @@ function(python_tests folder)
   endforeach()
 endfunction()
 
+python_tests(unit)
 python_tests(dist)
 python_tests(crash)
 python_tests(cli)

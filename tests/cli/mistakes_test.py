@@ -1,0 +1,181 @@
+"""What a person sees after a mistake: one clear line, the right exit status, nothing done."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from run_harness import BINARY, TINY, RunTestCase, main, run  # noqa: E402
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+PREFIX = "shardwright: error: "
+
+
+class MistakesTestCase(RunTestCase):
+    def tiny(self, name="run", **sections):
+        sections.setdefault("train", {})
+        sections["train"] = {"steps": 4, "global_batch": 4, **sections["train"]}
+        return self.config(name, model=TINY, **sections)
+
+    def refused(self, status, *args, **more):
+        """The error lines, without their prefix; nothing else is on standard error, nothing on standard output."""
+        result = self.fails(status, *args, **more)
+        self.assertEqual(result.stdout, "", result)
+        lines = result.stderr.splitlines()
+        self.assertTrue(lines and all(line.startswith(PREFIX) for line in lines), result)
+        lines = [line[len(PREFIX):] for line in lines]
+        for line in lines:
+            self.assertRegex(line, r"^[^:]+: .+; .+", result)
+        return lines
+
+    def one_line(self, status, *args, **more):
+        lines = self.refused(status, *args, **more)
+        self.assertEqual(len(lines), 1, lines)
+        return lines[0]
+
+    def test_UnknownKeyNamesTheNearest(self):
+        config = self.tiny(optim={"warmup_step": 3})
+        line = self.one_line(2, "train", config)
+        self.assertRegex(line, rf"^{config}:\d+: optim.warmup_step: unknown key; "
+                               r"the nearest known one is optim.warmup_steps$")
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_UnknownKeyOfSet(self):
+        line = self.one_line(2, "train", self.tiny(), "--set", "paralel.tp=2")
+        self.assertEqual(line, "--set: paralel.tp: unknown key; the nearest known one is parallel.tp")
+
+    def test_WrongTypesAreSaidTogether(self):
+        config = self.tiny(train={"steps": "many"}, optim={"lr": True}, checkpoint={"every": 1.5})
+        lines = self.refused(2, "train", config)
+        self.assertEqual(len(lines), 3, lines)
+        text = "\n".join(lines)
+        self.assertIn("train.steps: the text 'many' has the wrong type; give a whole number from 0", text)
+        self.assertIn("optim.lr: true has the wrong type; give a number from 0", text)
+        self.assertIn("checkpoint.every: the number 1.5 has the wrong type; give a whole number from 0", text)
+
+    def test_ImpossibleLayoutNamesPossibleOnes(self):
+        line = self.one_line(2, "train", self.tiny(), "--set", "parallel.tp=2")  # 3 heads
+        self.assertRegex(line, r"\b1\b.*\b3\b", line)
+        self.assertIn("heads", line)
+
+    def test_NprocThatContradictsTheLayout(self):
+        line = self.one_line(2, "train", self.tiny(parallel={"tp": 3, "dp": 1}), "--nproc", "4")
+        self.assertIn("4", line)
+
+    def test_MissingDataFile(self):
+        config = self.tiny(data={"train": str(self.dir / "no such.bin")})
+        line = self.one_line(2, "train", config)
+        self.assertIn(str(self.dir / "no such.bin"), line)
+
+    def test_MissingConfiguration(self):
+        line = self.one_line(2, "train", self.dir / "none.toml")
+        self.assertIn(str(self.dir / "none.toml"), line)
+        self.assertIn("CONFIG", self.one_line(2, "train"))
+
+    def test_WhatIsNotBuiltYetSaysSo(self):
+        for change in ("train.dtype=bf16", "train.device=cuda", "parallel.comm=nccl", "parallel.pp=2", "parallel.zero=3",
+                       "model.arch=llama", "checkpoint.codec=deflate"):
+            self.assertIn("is not built yet; ", self.one_line(2, "train", self.tiny(), "--set", change))
+
+    def test_UnwritableDirectory(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root to become nobody")
+        config = self.tiny()
+        self.dir.chmod(0o755)
+        locked = self.dir / "locked"
+        locked.mkdir(mode=0o555)
+        line = self.one_line(1, "train", config, "--set", f"run.dir={locked}/run", prefix=NOBODY)
+        self.assertIn(str(locked), line)
+
+    def test_NoSpaceForAReshard(self):
+        probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
+        if probe.returncode != 0:
+            self.skipTest("no mount namespaces here")
+        self.train(self.tiny(), "t1")
+        small = self.dir / "small"
+        small.mkdir()
+        script = (f"mount -t tmpfs -o size=8k none {small} && '{BINARY}' reshard '{self.dir}/run' '{small}/step-0000000004' "
+                  f"--layout d2; echo status $?; ls {small}")
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=100)
+        self.assertIn("status 1", done.stdout, done)
+        self.assertNotIn("step-0000000004\n", done.stdout, done)
+        lines = done.stderr.splitlines()
+        self.assertEqual(len(lines), 1, done)
+        self.assertIn("space", lines[0])
+
+    def test_DamagedAndFutureCheckpoints(self):
+        self.train(self.tiny(), "t1")
+        checkpoint = self.checkpoint(self.dir / "run", 4)
+        self.assertEqual(self.one_line(2, "inspect", self.dir / "none").count(str(self.dir / "none")), 1)
+        commit = (checkpoint / "COMMIT").read_text()
+        (checkpoint / "COMMIT").write_text(commit[:40])
+        line = self.one_line(1, "inspect", checkpoint)
+        self.assertIn("COMMIT", line)
+        (checkpoint / "COMMIT").write_text(commit)
+        manifest = (checkpoint / "manifest.h5").read_bytes()
+        (checkpoint / "manifest.h5").write_bytes(manifest[:100])
+        self.assertIn("manifest.h5", self.one_line(1, "inspect", checkpoint))
+        self.assertEqual(self.fails(1, "verify", checkpoint, "--json").json()["problems"][0]["code"], "manifest")
+
+    def test_AnotherModelNamesTheDifferingFields(self):
+        self.train(self.tiny(), "t1")
+        line = self.one_line(2, "train", self.tiny(train={"steps": 6}), "--set", "model.ffn=24", "--set", "model.layers=3")
+        self.assertIn("layers", line)
+        self.assertIn("ffn", line)
+        self.assertIn("21", line)
+        self.assertIn("24", line)
+
+    def test_TheTargetExists(self):
+        self.train(self.tiny(), "t1")
+        (self.dir / "there").mkdir()
+        line = self.one_line(2, "reshard", self.dir / "run", self.dir / "there", "--layout", "d2")
+        self.assertIn(str(self.dir / "there"), line)
+        self.assertEqual(list((self.dir / "there").iterdir()), [])
+
+    def test_FlagsAndCommands(self):
+        self.assertEqual(self.one_line(2, "inspct", "x"), "inspct: unknown command; the nearest known one is inspect")
+        self.assertEqual(self.one_line(2, "train", "x.toml", "--nprocs", "3"),
+                         "--nprocs: unknown flag of 'train'; the nearest known one is --nproc")
+        self.assertEqual(self.one_line(2, "train", "x.toml", "--nproc", "three"),
+                         "--nproc: 'three' is not possible; give a whole number from 1")
+        self.assertEqual(self.one_line(2, "prune", self.dir, "--keep", "0"),
+                         "--keep: '0' is not possible; give a whole number from 1")
+        self.assertEqual(self.one_line(2, "prune", self.dir, "--keep", "-1"),
+                         "--keep: '-1' is not possible; give a whole number from 1")
+        self.assertIn("--max-memory: 'lots' is no size", self.one_line(2, "reshard", "a", "b", "--max-memory", "lots"))
+        self.assertIn("--layout: is given beside", self.one_line(
+            2, "reshard", self.trained(), self.dir / "x", "--layout", "d2", "--tp", "1"))
+        for planned in ("view", "plan", "sample"):
+            self.assertIn("unknown command", self.one_line(2, planned))
+        self.one_line(2)
+        self.one_line(2, "bench")
+        self.one_line(2, "verify")
+
+    def trained(self):
+        self.train(self.tiny(), "t1")
+        return self.dir / "run"
+
+    def test_AMistypedFaultIsRefused(self):
+        line = self.one_line(2, "list", self.dir, env={"SHARDWRIGHT_FAULT": "step.bogin=kill"})
+        self.assertIn("step.begin", line)
+
+    def test_ErrorsAsJson(self):
+        result = self.fails(2, "inspect", self.dir / "none", "--json")
+        error = result.json()["error"]
+        self.assertEqual(error["code"], "missing")
+        self.assertEqual(error["path"], str(self.dir / "none"))
+        self.assertEqual(result.stderr, f"{PREFIX}{error['message']}\n")
+        self.assertEqual(self.fails(2, "inspect", "--json", "--bogus").json()["error"]["code"], "usage")
+
+    def test_APipeThatClosesIsQuiet(self):
+        script = f"'{BINARY}' train --help | true; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+        self.assertEqual((done.stdout, done.stderr), ("0\n", ""))
+        full = subprocess.run(f"'{BINARY}' train --help > /dev/full", shell=True, capture_output=True, text=True, timeout=30)
+        self.assertEqual(full.returncode, 1)
+        self.assertEqual(len(full.stderr.splitlines()), 1, full)
+
+
+if __name__ == "__main__":
+    main()
