@@ -102,6 +102,7 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
                 job.final_dir + ": is there already; choose another name or remove it first", job.final_dir);
   const std::vector<Part> parts = collect_parts(env, job, cancel);
   Manifest manifest = assemble(parts, job.description);
+  if (job.before_commit) job.before_commit(manifest);
   Commit commit = job.commit;
   commit.manifest = write_manifest(env, job.attempt_dir, manifest);
   give_up_if(cancel, job.attempt_dir);

@@ -13,7 +13,7 @@ namespace shardwright::reshard {
 namespace {
 
 bool tp_fits(std::int64_t tp, const ModelConfig& m) {
-  return m.heads % tp == 0 && (m.kv_heads % tp == 0 || tp % m.kv_heads == 0) && tp <= m.vocab && tp <= m.ffn;
+  return m.heads % tp == 0 && (m.kv_heads % tp == 0 || tp % m.kv_heads == 0);
 }
 
 bool dp_fits(std::int64_t dp, const BatchShape& b) { return b.global_batch % (b.micro_batch * dp) == 0; }
@@ -41,14 +41,9 @@ constexpr std::int64_t kSuggested = kMaxRanks;
 
 void check_tp(const Layout& l, const ModelConfig& m, std::vector<std::string>& broken) {
   if (tp_fits(l.tp, m)) return;
-  std::string wrong;
-  if (m.heads % l.tp != 0) {
-    wrong = fmt::format("does not divide the {} heads", m.heads);
-  } else if (m.kv_heads % l.tp != 0 && l.tp % m.kv_heads != 0) {
-    wrong = fmt::format("and the {} KV heads do not divide each other", m.kv_heads);
-  } else {
-    wrong = fmt::format("is more than the vocabulary of {} or the ffn width of {}", m.vocab, m.ffn);
-  }
+  const std::string wrong = m.heads % l.tp != 0
+                                ? fmt::format("does not divide the {} heads", m.heads)
+                                : fmt::format("and the {} KV heads do not divide each other", m.kv_heads);
   broken.push_back(fmt::format(
       "tp {}: {}; possible with {} heads and {} KV heads: {}", l.tp, wrong, m.heads, m.kv_heads,
       legal_values(l.tp, std::min(m.heads, kSuggested), [&](std::int64_t tp) { return tp_fits(tp, m); })));

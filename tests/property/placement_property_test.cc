@@ -70,6 +70,8 @@ void check_case(const ModelSpec& model, const Layout& layout) {
         row = piece.end(0);
       }
 
+      if (p->holds.empty()) continue;  // units not shared, and fewer than ranks
+
       // `copies` ranks of the same dp index hold exactly the same; together they write the piece.
       std::uint32_t copies = 0;
       std::vector<Box> shared;

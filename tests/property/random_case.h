@@ -49,6 +49,7 @@ inline ModelSpec random_model(Random& random, std::uint64_t max_elements) {
       t.tp.dimension = random.number(0, dims - 1);
       const std::uint64_t extent = t.shape[static_cast<std::size_t>(t.tp.dimension)];
       const std::uint64_t size = random.from(1, std::min<std::uint64_t>(extent, 12));  // of a unit
+      t.tp.shared = random.chance(50);
       t.tp.units = static_cast<std::int64_t>(extent % size == 0 ? extent / size : extent);
     }
     const int places = random.chance(25) ? random.number(2, 3) : 1;

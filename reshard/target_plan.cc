@@ -1,0 +1,92 @@
+#include "reshard/target_plan.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "ckpt/error.h"
+#include "reshard/placement.h"
+#include "reshard/plan.h"
+#include "reshard/reshard.h"
+
+namespace shardwright::reshard {
+namespace {
+
+// Placement counts tiles at 4 bytes an element; a wider type takes the library's own choice, which stays
+// within its limit.
+ckpt::Dims chunk_of(const Placed& placed, ckpt::DType dtype) {
+  return ckpt::size_of(dtype) <= 4 ? placed.chunk : ckpt::Dims{};
+}
+
+}  // namespace
+
+TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only) {
+  TargetPlan plan;
+  plan.model = model_of(source);
+  plan.layout = layout;
+  check_layout(layout, plan.model);
+
+  // States grouped by the model's tensors.
+  std::vector<std::vector<std::uint32_t>> states_of(plan.model.tensors.size());
+  for (std::uint32_t s = 0; s < source.states.size(); ++s) {
+    if (weights_only && source.states[s].kind != kParam) continue;
+    const std::int64_t tensor = plan.model.find(source.tensors[source.states[s].tensor].name);
+    states_of[static_cast<std::size_t>(tensor)].push_back(s);
+  }
+  std::vector<std::vector<ckpt::Box>> source_boxes(source.states.size());
+  std::vector<std::uint64_t> source_chunks(source.states.size());
+  for (const ckpt::BoxEntry& box : source.boxes) {
+    source_boxes[box.state].push_back(box.box);
+    source_chunks[box.state] += box.chunks;
+  }
+  std::vector<std::vector<ckpt::Box>> target_boxes(plan.model.tensors.size());
+  std::vector<std::uint64_t> target_chunks(plan.model.tensors.size());
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    bool writes = false;
+    for (const Placed& p : placement(plan.model, layout, rank)) {
+      if (p.writes.empty() || states_of[p.tensor].empty()) continue;
+      writes = true;
+      target_boxes[p.tensor].push_back(p.writes);
+      target_chunks[p.tensor] += ckpt::element_count(ckpt::chunk_grid(p.writes, p.chunk));
+    }
+    plan.files += writes ? 1 : 0;
+  }
+
+  for (std::size_t t = 0; t < states_of.size(); ++t) {
+    plan.tensors += states_of[t].empty() ? 0 : 1;
+    for (const std::uint32_t s : states_of[t]) {
+      plan.states.push_back({s, static_cast<std::uint32_t>(t)});
+      plan.raw_bytes +=
+          ckpt::element_count(plan.model.tensors[t].shape) * ckpt::size_of(source.states[s].dtype);
+      plan.source_chunks += source_chunks[s];
+      plan.target_chunks += target_chunks[t];
+      plan.copies += overlap(target_boxes[t], source_boxes[s]).size();
+    }
+  }
+  if (plan.states.empty()) {
+    throw Error(ErrorCode::mismatch,
+                fmt::format("checkpoint: has no state of kind '{}'; one with weights", kParam));
+  }
+  return plan;
+}
+
+std::vector<ckpt::SaveItem> target_items(const TargetPlan& plan, std::shared_ptr<ckpt::ChunkCache> cache,
+                                         int rank) {
+  const ckpt::Manifest& source = cache->checkpoint().manifest();
+  std::vector<ckpt::SaveItem> items;
+  const std::vector<Placed> held = placement(plan.model, plan.layout, rank);
+  auto placed = held.begin();  // both in the model's order
+  for (const KeptState& kept : plan.states) {
+    const ckpt::StateEntry& state = source.states[kept.state];
+    const ckpt::TensorEntry& tensor = source.tensors[state.tensor];
+    while (placed != held.end() && placed->tensor < kept.tensor) ++placed;
+    if (placed == held.end()) break;
+    if (placed->tensor != kept.tensor || placed->writes.empty())
+      continue;  // another stage's, or another rank writes it
+    items.push_back({tensor.name, state.kind, state.dtype, tensor.shape, placed->writes,
+                     chunk_of(*placed, state.dtype), ckpt::cached_source(cache, kept.state, placed->writes)});
+  }
+  return items;
+}
+
+}  // namespace shardwright::reshard

@@ -1,0 +1,41 @@
+// What a reshard has to do, from manifest and layout alone: which states, which boxes of each target rank,
+// how many copies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ckpt/chunk_cache.h"
+#include "ckpt/manifest.h"
+#include "reshard/layout.h"
+#include "reshard/model_spec.h"
+
+namespace shardwright::reshard {
+
+/// A state that the target keeps.
+struct KeptState {
+  std::uint32_t state = 0;   // row of the source's states
+  std::uint32_t tensor = 0;  // row of the model's tensors
+};
+
+struct TargetPlan {
+  ModelSpec model;
+  Layout layout;
+  std::vector<KeptState> states;  // in the model's order
+  std::uint64_t tensors = 0;
+  std::uint64_t raw_bytes = 0;      // of all kept states
+  std::uint64_t source_chunks = 0;  // stored chunks of the kept states
+  std::uint64_t target_chunks = 0;
+  std::uint64_t copies = 0;  // intersections of target boxes with source boxes
+  std::uint64_t files = 0;   // target ranks with anything to write
+};
+
+/// `weights_only` keeps the kind `param` alone; Error(mismatch) if there is none.
+TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only);
+
+/// What target rank `rank` writes. Sources read through `cache`.
+std::vector<ckpt::SaveItem> target_items(const TargetPlan& plan, std::shared_ptr<ckpt::ChunkCache> cache,
+                                         int rank);
+
+}  // namespace shardwright::reshard
