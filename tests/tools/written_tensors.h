@@ -13,20 +13,22 @@
 
 namespace shardwright::ckpt {
 
-/// Values of any box of a tensor, computed: element i (global, row-major) has the low bytes of mix(seed + i).
-/// With `smooth`, the bits of a normal float of type f32, which compress a little, as weights do.
+/// Values of any box of a tensor, computed: element i (global, row-major) has the low bytes of a hash of seed
+/// + i; booleans its lowest bit. With `smooth`, floats of 2 and 4 bytes are finite, of one magnitude, and
+/// compress a little, as weights do.
 class LabelSource : public Source {
  public:
-  LabelSource(std::size_t element_size, Dims global_shape, std::uint64_t seed, bool smooth = false)
-      : size_(element_size), shape_(global_shape), seed_(seed), smooth_(smooth) {}
+  LabelSource(DType dtype, Dims global_shape, std::uint64_t seed, bool smooth = false)
+      : dtype_(dtype), shape_(global_shape), seed_(seed), smooth_(smooth) {}
 
   std::uint64_t bits(std::uint64_t index) const {
     std::uint64_t v = (seed_ + index + 1) * 0x9e3779b97f4a7c15ull;
     v ^= v >> 29;
     v *= 0xbf58476d1ce4e5b9ull;
     v ^= v >> 32;
+    if (dtype_ == DType::boolean) return v & 1;
     if (!smooth_) return v;
-    return (v & 0x80ffffffu) | 0x3c000000u;  // +-0.0078 to +-0.031
+    return size_of(dtype_) == 2 ? (v & 0x80ffu) | 0x3c00u : (v & 0x80ffffffu) | 0x3c000000u;
   }
 
   void read(const Box& region, std::byte* dst) const override {
@@ -39,12 +41,12 @@ class LabelSource : public Source {
         scale *= shape_[d];
       }
       const std::uint64_t v = bits(index);
-      std::memcpy(dst + k * size_, &v, size_);
+      std::memcpy(dst + k * size_of(dtype_), &v, size_of(dtype_));
     }
   }
 
  private:
-  std::size_t size_;
+  DType dtype_;
   Dims shape_;
   std::uint64_t seed_;
   bool smooth_;
@@ -61,7 +63,7 @@ inline SaveItem label_item(const std::string& tensor, const std::string& kind, D
           global_shape,
           box,
           chunk,
-          std::make_shared<LabelSource>(size_of(dtype), global_shape, seed << 20, smooth)};
+          std::make_shared<LabelSource>(dtype, global_shape, seed << 20, smooth)};
 }
 
 /// The rows [i*n/parts, (i+1)*n/parts) of a tensor; empty for some i if there are fewer rows than parts.
