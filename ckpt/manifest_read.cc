@@ -85,7 +85,7 @@ class Tables {
     if (H5Pset_fapl_core(access, 1u << 20, false) < 0 ||
         H5Pset_file_image(access, const_cast<std::byte*>(bytes.data()), bytes.size()) < 0)
       throw Error(ErrorCode::io, path + ": libhdf5 failed to take its image", path);
-    return {H5Fopen(path.c_str(), H5F_ACC_RDONLY, access), H5Fclose, "parse it", path, ErrorCode::damaged};
+    return {H5Fopen((path + " in memory").c_str(), H5F_ACC_RDONLY, access), H5Fclose, "parse it", path, ErrorCode::damaged};
   }
 
   Hdf5Handle find(const std::string& dataset) const {

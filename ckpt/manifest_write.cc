@@ -77,7 +77,7 @@ class Image {
     silence_hdf5();
     const Hdf5Handle access = property_list(H5P_FILE_ACCESS);
     must(H5Pset_fapl_core(access, kTableChunkBytes, false), "select the core driver");
-    must(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "set the format version");
+    must(H5Pset_libver_bounds(access, H5F_LIBVER_EARLIEST, H5F_LIBVER_V110), "set the format version");
     const Hdf5Handle creation = property_list(H5P_FILE_CREATE);
     must(H5Pset_obj_track_times(creation, false), "configure the file");
     return {H5Fcreate(kFile, H5F_ACC_TRUNC, creation, access), H5Fclose, "create a file", kFile};
