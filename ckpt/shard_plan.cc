@@ -11,6 +11,8 @@
 namespace shardwright::ckpt {
 namespace {
 
+constexpr std::size_t kMaxNameBytes = 1024;
+
 [[noreturn]] void refuse(const SaveItem& item, const std::string& what) {
   throw Error(ErrorCode::usage, fmt::format("tensor '{}' kind '{}': {}", item.tensor, item.kind, what));
 }
@@ -37,7 +39,7 @@ bool is_utf8(const std::string& text) {
 }
 
 void check_name(const SaveItem& item, const std::string& text, const char* role) {
-  if (text.empty() || text == "." || text == "..")
+  if (text.empty() || text == "." || text == ".." || text.size() > kMaxNameBytes)
     refuse(item,
            fmt::format("'{}' is no {} name; a dotted path like model.norm.weight is right", text, role));
   const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
