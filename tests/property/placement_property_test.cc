@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "property/random_case.h"
 #include "reshard/plan.h"
+#include "tests/property/random_case.h"
 
 namespace shardwright::reshard {
 namespace {

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <cstring>
 
-#include "property/random_case.h"
 #include "reshard/plan.h"
+#include "tests/property/random_case.h"
 
 namespace shardwright::reshard {
 namespace {
