@@ -97,6 +97,9 @@ std::string to_toml(const Config& config);
 /// The same as one JSON object, as kept in manifests.
 std::string to_json(const Config& config);
 
+/// The overrides that set a layout, whatever the file says: how a supervisor tells its workers theirs.
+std::vector<Override> layout_overrides(const reshard::Layout& layout);
+
 /// Every key with its default and meaning, "section.key" (for --help and for suggestions).
 struct KeyInfo {
   std::string key;

@@ -1,0 +1,76 @@
+// One `mpirun` and what it starts, as a child of the supervisor: a process group of its own, a clean
+// environment, its own text in a log and its ranks' standard output on ours.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shardwright::trainer {
+
+struct MpirunOptions {
+  int ranks = 1;
+  std::vector<std::string> command;                              // program and arguments of each rank
+  std::vector<std::pair<std::string, std::string>> environment;  // added for mpirun and the ranks
+  std::string log;                                               // mpirun's standard error is appended here
+  std::string session_dir;                                       // for its session files
+  std::string shared_memory_dir;                                 // for the ranks' shared segments
+};
+
+/// Path of `mpirun` by PATH. Error(missing) says what to install.
+std::string find_mpirun();
+
+/// The arguments of mpirun, itself first. Pure.
+std::vector<std::string> mpirun_arguments(const std::string& mpirun, const MpirunOptions& options, bool root);
+
+/// `environment` ("NAME=value" each) without what an outer launcher left there (SLURM_*, PMIX_*, OMPI_*) and
+/// with the additions, which replace variables of the same name. Pure.
+std::vector<std::string> clean_environment(const std::vector<std::string>& environment,
+                                           const std::vector<std::pair<std::string, std::string>>& additions);
+
+/// Which rank ended a job, as mpirun tells it.
+struct FirstDeath {
+  int rank = -1;
+  std::optional<int> signal;
+  std::optional<int> status;
+};
+/// Looks for it in mpirun's text. Pure.
+std::optional<FirstDeath> parse_first_death(const std::string& text);
+
+class MpirunProcess {
+ public:
+  /// Starts it. If the supervisor dies, the kernel kills it (and each rank dies with it, see
+  /// redirect_to_log). Error(io).
+  explicit MpirunProcess(const MpirunOptions& options);
+  /// Kills mpirun, if it still runs, and reaps it. Its ranks are the caller's to end.
+  ~MpirunProcess();
+  MpirunProcess(const MpirunProcess&) = delete;
+  MpirunProcess& operator=(const MpirunProcess&) = delete;
+
+  /// Readable when the ranks have written to standard output, or have closed it.
+  int output_fd() const { return output_; }
+  /// Readable when mpirun has ended.
+  int end_fd() const { return end_; }
+  /// Passes the ranks' standard output on to ours, without waiting for more of it.
+  void pump();
+  /// mpirun forwards SIGUSR1 to every rank.
+  void signal(int number);
+  bool ended();
+  /// Exit status, or 128 plus the signal, once it has ended.
+  int status() const { return status_; }
+  /// What mpirun wrote to its log since it was started.
+  std::string text() const;
+
+ private:
+  std::string log_;
+  std::int64_t log_start_ = 0;
+  int pid_ = -1;
+  int output_ = -1;
+  int end_ = -1;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+}  // namespace shardwright::trainer

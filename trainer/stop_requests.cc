@@ -1,0 +1,39 @@
+#include "trainer/stop_requests.h"
+
+#include <pthread.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "ckpt/error.h"
+
+namespace shardwright::trainer {
+
+StopRequests::StopRequests() {
+  sigset_t stops;
+  ::sigemptyset(&stops);
+  ::sigaddset(&stops, SIGTERM);
+  ::sigaddset(&stops, SIGINT);
+  fd_ = ::signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (fd_ < 0) throw_errno(errno, "cannot watch for signals", "signalfd");
+  ::pthread_sigmask(SIG_BLOCK, &stops, &before_);
+  struct sigaction ignore {};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &pipe_before_);
+}
+
+StopRequests::~StopRequests() {
+  ::sigaction(SIGPIPE, &pipe_before_, nullptr);
+  ::close(fd_);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+int StopRequests::count() {
+  signalfd_siginfo info{};
+  while (::read(fd_, &info, sizeof info) == sizeof info)
+    if (count_++ == 0) first_ = static_cast<int>(info.ssi_signo);
+  return count_;
+}
+
+}  // namespace shardwright::trainer
