@@ -2,14 +2,13 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/pidfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <optional>
 #include <vector>
 
+#include "trainer/process_handle.h"
 #include "trainer/process_mark.h"
 #include "trainer/rank_watch.h"
 
@@ -25,35 +24,6 @@ constexpr double kSettle = 3;
 constexpr double kMpirunEnd = 5;
 constexpr double kKill = 30;
 
-/// A descriptor for each rank's process, which the kernel makes readable at its end.
-class RankProcesses {
- public:
-  explicit RankProcesses(int ranks) : fds_(static_cast<std::size_t>(ranks), -1) {}
-  ~RankProcesses() {
-    for (const int fd : fds_)
-      if (fd >= 0) ::close(fd);
-  }
-  RankProcesses(const RankProcesses&) = delete;
-  RankProcesses& operator=(const RankProcesses&) = delete;
-
-  /// False if the process is gone already.
-  bool add(int rank, int pid) {
-    int& fd = fds_[static_cast<std::size_t>(rank)];
-    if (fd < 0) fd = ::pidfd_open(pid, 0);
-    return fd >= 0;
-  }
-  void ended(int rank) {
-    int& fd = fds_[static_cast<std::size_t>(rank)];
-    if (fd >= 0) ::close(fd);
-    fd = -1;
-  }
-  /// By rank; -1 (which poll ignores) where there is nothing to wait for.
-  const std::vector<int>& fds() const { return fds_; }
-
- private:
-  std::vector<int> fds_;
-};
-
 class Watcher {
  public:
   Watcher(const GenerationOptions& options, HeartbeatListener& listener, StopRequests& stops)
@@ -64,14 +34,13 @@ class Watcher {
         watch_({options.mpirun.ranks, options.generation, options.heartbeat_s, options.start_deadline_s,
                 is_stopped},
                began_),
-        processes_(options.mpirun.ranks),
+        processes_(static_cast<std::size_t>(options.mpirun.ranks)),
         mpirun_(options.mpirun) {}
 
   /// Returns when there is nothing more to see, or to wait for.
   void watch() {
     while (!over()) {
       wait();
-      // First what was said, then who has ended: a rank's last words come before its end.
       mpirun_.pump();
       listen();
       see_ends();
@@ -120,24 +89,26 @@ class Watcher {
         {listener_.fd(), POLLIN, 0}, {stops_.fd(), POLLIN, 0}, {mpirun_.end_fd(), POLLIN, 0}};
     // The output's end stays readable once the ranks have closed it; mpirun's own end follows soon.
     if (!watch_.all_ended()) fds.push_back({mpirun_.output_fd(), POLLIN, 0});
-    for (const int fd : processes_.fds()) fds.push_back({fd, POLLIN, 0});
+    for (const ProcessHandle& process : processes_) fds.push_back({process.fd(), POLLIN, 0});
     if (::poll(fds.data(), fds.size(), kTickMs) < 0 && errno != EINTR)
       throw_errno(errno, "cannot wait for", "ranks");
   }
 
   void listen() {
-    for (const Heartbeat& message : listener_.receive())
-      if (watch_.hear(message, WatchClock::now()) && !processes_.add(message.rank, message.pid))
-        watch_.end(message.rank);
+    for (const Heartbeat& message : listener_.receive()) {
+      if (!watch_.hear(message, WatchClock::now())) continue;
+      ProcessHandle& process = processes_[static_cast<std::size_t>(message.rank)];
+      process = ProcessHandle(message.pid);
+      if (!process.holds()) watch_.end(message.rank);
+    }
   }
 
   void see_ends() {
-    for (int rank = 0; rank < options_.mpirun.ranks; ++rank) {
-      pollfd fd{processes_.fds()[static_cast<std::size_t>(rank)], POLLIN, 0};
-      if (fd.fd < 0 || ::poll(&fd, 1, 0) <= 0) continue;
-      listen();
-      watch_.end(rank);
-      processes_.ended(rank);
+    for (std::size_t rank = 0; rank < processes_.size(); ++rank) {
+      if (!processes_[rank].ended()) continue;
+      listen();  // its last words may have come since
+      watch_.end(static_cast<int>(rank));
+      processes_[rank] = ProcessHandle();
     }
   }
 
@@ -152,7 +123,7 @@ class Watcher {
   StopRequests& stops_;
   WatchClock::time_point began_;
   RankWatch watch_;
-  RankProcesses processes_;
+  std::vector<ProcessHandle> processes_;  // by rank; nothing before its first message and after its end
   MpirunProcess mpirun_;
   std::optional<WatchClock::time_point> ending_since_, all_ended_since_;
   bool passed_down_ = false;

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
-#include <sys/pidfd.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -146,14 +145,7 @@ MpirunProcess::MpirunProcess(const MpirunOptions& options) : log_(options.log) {
   }
   ::setpgid(pid_, pid_);  // as the child does: whoever comes first
   ::fcntl(output_, F_SETFL, O_NONBLOCK);
-  end_ = ::pidfd_open(pid_, 0);
-  if (end_ < 0) {
-    const int open_error = errno;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    ::close(output_);
-    throw_errno(open_error, "cannot watch a process", arguments.front());
-  }
+  process_ = ProcessHandle(pid_);
 }
 
 MpirunProcess::~MpirunProcess() {
@@ -162,7 +154,6 @@ MpirunProcess::~MpirunProcess() {
     ::waitpid(pid_, nullptr, 0);
   }
   ::close(output_);
-  ::close(end_);
 }
 
 void MpirunProcess::pump() {
@@ -181,9 +172,7 @@ void MpirunProcess::pump() {
   }
 }
 
-void MpirunProcess::signal(int number) {
-  if (!ended_) ::pidfd_send_signal(end_, number, nullptr, 0);
-}
+void MpirunProcess::signal(int number) { process_.signal(number); }
 
 bool MpirunProcess::ended() {
   int status = 0;

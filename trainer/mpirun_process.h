@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "trainer/process_handle.h"
+
 namespace shardwright::trainer {
 
 struct MpirunOptions {
@@ -52,7 +54,7 @@ class MpirunProcess {
   /// Readable when the ranks have written to standard output, or have closed it.
   int output_fd() const { return output_; }
   /// Readable when mpirun has ended.
-  int end_fd() const { return end_; }
+  int end_fd() const { return process_.fd(); }
   /// Passes the ranks' standard output on to ours, without waiting for more of it.
   void pump();
   /// mpirun forwards SIGUSR1 to every rank.
@@ -68,7 +70,7 @@ class MpirunProcess {
   std::int64_t log_start_ = 0;
   int pid_ = -1;
   int output_ = -1;
-  int end_ = -1;
+  ProcessHandle process_;
   bool ended_ = false;
   int status_ = 0;
 };

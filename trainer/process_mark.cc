@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "trainer/process_handle.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -62,11 +62,9 @@ void end_processes_marked(const std::string& entry, double seconds) {
   for (;;) {
     const std::vector<int> left = processes_marked(entry);
     for (const int pid : left) {
-      // Through a descriptor, and looked at again, because a number may be another process's by now.
-      const int fd = ::pidfd_open(pid, 0);
-      if (fd < 0) continue;
-      if (is_marked(pid, entry)) ::pidfd_send_signal(fd, SIGKILL, nullptr, 0);
-      ::close(fd);
+      // Held, and looked at again, because the number may be another process's by now.
+      const ProcessHandle process(pid);
+      if (process.holds() && is_marked(pid, entry)) process.signal(SIGKILL);
     }
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {
     }
