@@ -229,7 +229,8 @@ TEST_F(ReshardTest, KilledAnywhereLeavesNothingSelectableAndRunsAgain) {
       ::setenv("SHARDWRIGHT_FAULT", (std::string(point) + "=kill").c_str(), 1);
       ::setenv("RESHARD_FROM", a.c_str(), 1);
       ::setenv("RESHARD_TO", o.target.c_str(), 1);
-      ::execl("/proc/self/exe", "unit_reshard", "--gtest_filter=ReshardChild.Run", nullptr);
+      ::execl("/proc/self/exe", "unit_reshard", "--gtest_filter=ReshardChild.DISABLED_Run",
+              "--gtest_also_run_disabled_tests", nullptr);
       ::_exit(9);
     }
     int status = 0;
@@ -248,7 +249,7 @@ TEST_F(ReshardTest, KilledAnywhereLeavesNothingSelectableAndRunsAgain) {
 }
 
 // Not a test: what the one above starts and kills.
-TEST(ReshardChild, Run) {
+TEST(ReshardChild, DISABLED_Run) {
   if (::getenv("RESHARD_TO") == nullptr) return;
   ReshardOptions o;
   o.source = ::getenv("RESHARD_FROM");
@@ -321,7 +322,7 @@ TEST_F(ReshardTest, OtherTensorsThanTheModelsAreAMismatch) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_THAT(e.what(), HasSubstr("has shape [301"));
+    EXPECT_THAT(e.what(), HasSubstr("has shape [60, 301] in the checkpoint, and [60, 300] in its model"));
   }
   other = small_model().config;
   other.layers = 3;
