@@ -1,0 +1,139 @@
+// optimizer_parallel LAYOUT: run by as many ranks as the layout has. Three optimizer steps with gradients
+// drawn by global index and dp rank, against the same steps of a rank alone that has the summed gradients.
+// Exits 1 with a line for each difference.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "reshard/layout.h"
+#include "trainer/communicator.h"
+#include "trainer/optimizer.h"
+
+namespace shardwright::trainer {
+namespace {
+
+// Odd sizes: a vocabulary and rows that no degree divides, and tensors smaller than the ranks.
+reshard::ModelSpec model() {
+  reshard::ModelConfig config;
+  config.layers = 3;
+  config.hidden = 24;
+  config.heads = 6;
+  config.ffn = 43;
+  config.vocab = 1031;
+  config.seq_len = 13;
+  return reshard::build_model(config);
+}
+
+// Part of data-parallel rank `data` in the gradient of one element.
+float gradient(std::uint32_t tensor, std::uint64_t element, int step, int data) {
+  return static_cast<float>(
+      std::sin(static_cast<double>(element % 9973) + 3.0 * tensor + 17.0 * step + 0.7 * data));
+}
+
+// Calls visit(i, g) for each element of `box`: i is its place in dense memory of the box, g its global
+// row-major index.
+template <typename F>
+void for_elements(const ckpt::Box& box, const ckpt::Dims& global, F visit) {
+  const std::uint64_t width = box.shape.size() == 2 ? box.shape[1] : 1;
+  const std::uint64_t global_width = global.size() == 2 ? global[1] : 1;
+  const std::uint64_t column = box.shape.size() == 2 ? box.offset[1] : 0;
+  std::uint64_t i = 0;
+  for (std::uint64_t r = 0; r < box.shape[0]; ++r)
+    for (std::uint64_t c = 0; c < width; ++c) visit(i++, (box.offset[0] + r) * global_width + column + c);
+}
+
+class Run {
+ public:
+  Run(const reshard::Layout& layout, int rank, Communicators comms)
+      : parameters_(model(), layout, rank),
+        comms_(std::move(comms)),
+        optimizer_(parameters_, comms_, stream_, hyper()) {
+    parameters_.initialise(11);
+  }
+
+  // `first` and `last`: the data-parallel ranks whose parts this one has.
+  void step(int number, int first, int last) {
+    parameters_.zero_gradients();
+    for (Parameter& p : parameters_.all())
+      for_elements(p.placed.holds, p.spec->shape, [&](std::uint64_t i, std::uint64_t g) {
+        for (int data = first; data < last; ++data) p.grad[i] += gradient(p.placed.tensor, g, number, data);
+      });
+    optimizer_.reduce_gradients();
+    std::vector<double> words{1.0};
+    norm_ = optimizer_.norm(words);
+    words_ = words[0];
+    optimizer_.update(norm_, 1e-3, number, [](const Parameter&, const char*, const ckpt::Box&) {});
+  }
+
+  Parameters& parameters() { return parameters_; }
+  double norm() const { return norm_.grad_norm; }
+  double words() const { return words_; }
+
+ private:
+  static Config::Optim hyper() {
+    Config::Optim hyper;
+    hyper.clip = 1.0;
+    return hyper;
+  }
+
+  Parameters parameters_;
+  Communicators comms_;
+  kernels::Stream stream_{kernels::DeviceKind::cpu};
+  Optimizer optimizer_;
+  StepResult norm_;
+  double words_ = 0;
+};
+
+int compare(Run& here, Run& alone, int rank, int ranks) {
+  int failures = 0;
+  const auto expect = [&](bool right, const std::string& what) {
+    if (right) return;
+    ++failures;
+    fmt::print(stderr, "rank {}: {}\n", rank, what);
+  };
+  expect(std::abs(here.norm() - alone.norm()) < 1e-5 * alone.norm(),
+         fmt::format("norm {} where {} is right", here.norm(), alone.norm()));
+  expect(here.words() == ranks, "words are not summed over all ranks");
+  std::vector<Parameter*> whole(here.parameters().model().tensors.size());
+  for (Parameter& p : alone.parameters().all()) whole[p.placed.tensor] = &p;
+  for (const Parameter& p : here.parameters().all()) {
+    const Parameter& right = *whole[p.placed.tensor];
+    double worst = 0;
+    const auto against = [&](const ckpt::Box& box, const float* mine, const float* all) {
+      if (box.empty()) return;
+      for_elements(box, p.spec->shape, [&](std::uint64_t i, std::uint64_t g) {
+        worst = std::max(worst, std::abs(static_cast<double>(mine[i]) - all[g]));
+      });
+    };
+    against(p.placed.holds, p.value, right.value);
+    against(p.optimizer_box, p.exp_avg, right.exp_avg);
+    against(p.optimizer_box, p.exp_avg_sq, right.exp_avg_sq);
+    expect(worst < 2e-6, fmt::format("{}: differs by {}", p.spec->name, worst));
+  }
+  return failures;
+}
+
+int check(const MpiRuntime& mpi, const reshard::Layout& layout) {
+  Communicators comms = make_mpi_communicators(mpi, layout);
+  const int data = comms.data->rank();
+  const int all = comms.data->size();
+  Run here(layout, mpi.rank(), std::move(comms));
+  Run alone(reshard::Layout{}, 0, make_self_communicators());
+  for (int number = 1; number <= 3; ++number) {
+    here.step(number, data, data + 1);
+    alone.step(number, 0, all);
+  }
+  return compare(here, alone, mpi.rank(), mpi.size());
+}
+
+}  // namespace
+}  // namespace shardwright::trainer
+
+int main(int, char** argv) {
+  using namespace shardwright;
+  const trainer::MpiRuntime mpi;
+  return trainer::check(mpi, reshard::parse_layout(argv[1])) == 0 ? 0 : 1;
+}
