@@ -48,12 +48,11 @@ Choice decode(const std::string& text) {
 class Chooser {
  public:
   Chooser(ckpt::Env& env, const Config& config, const ResumeRequest& request)
-      : env_(env), directory_(config.checkpoints_dir), request_(request), mode_(request.mode) {}
+      : env_(env), directory_(config.checkpoints_dir), request_(request) {}
 
   Choice first() {
-    if (request_.call_generation > 0 && committed_in_this_call()) mode_ = Resume::automatic;
-    if (mode_ == Resume::path) return named();
-    if (mode_ == Resume::never) {
+    if (request_.mode == Resume::path) return named();
+    if (request_.mode == Resume::never) {
       if (any_checkpoint())
         throw Error(
             ErrorCode::usage,
@@ -67,7 +66,7 @@ class Chooser {
     const std::optional<ckpt::Selection> newest = newest_valid();
     if (newest) return {false, newest->path, newest->commit.manifest, false};
     if (any_checkpoint()) throw none_valid();
-    if (mode_ == Resume::must)
+    if (request_.mode == Resume::must)
       throw Error(ErrorCode::incomplete,
                   fmt::format("{}: no checkpoint to resume from; --resume auto starts fresh", directory_),
                   directory_);
@@ -77,7 +76,7 @@ class Chooser {
   /// After the content of `failed` proved bad.
   Choice next(const Choice& failed, const std::string& reason) {
     passed_over_.push_back({failed.path, reason});
-    if (mode_ == Resume::path)
+    if (request_.mode == Resume::path)
       throw Error(ErrorCode::damaged, fmt::format("{}: {}", failed.path, reason), failed.path);
     const std::uint64_t limit = *ckpt::parse_step_dir(std::filesystem::path(failed.path).filename().string());
     for (const ckpt::ScanEntry& entry : ckpt::scan(env_, directory_)) {
@@ -99,13 +98,6 @@ class Chooser {
   std::optional<ckpt::Selection> newest_valid() {
     if (!env_.is_dir(directory_)) return std::nullopt;
     return ckpt::newest_valid(env_, directory_, &passed_over_);
-  }
-
-  bool committed_in_this_call() {
-    const std::optional<ckpt::Selection> newest = newest_valid();
-    passed_over_.clear();
-    return newest && newest->commit.run == request_.generation.run &&
-           newest->commit.generation + request_.call_generation >= request_.generation.number;
   }
 
   // Superseded ones count: where only they are left, a fresh start would be a silent one.
@@ -141,7 +133,6 @@ class Chooser {
   ckpt::Env& env_;
   std::string directory_;
   const ResumeRequest& request_;
-  Resume mode_;
   std::vector<ckpt::PassedOver> passed_over_;
 };
 

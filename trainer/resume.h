@@ -21,10 +21,6 @@ struct ResumeRequest {
   Resume mode = Resume::automatic;
   std::string path;  // for Resume::path
   bool accept_changes = false;
-  ckpt::Generation generation;
-  /// Generations that this call of the command has begun before this one. A restart goes on from what the
-  /// call has committed, if anything; only the first generation follows `mode` without looking.
-  std::uint64_t call_generation = 0;
   int threads = 1;
 };
 

@@ -1,5 +1,7 @@
 #include "trainer/run_identity.h"
 
+#include <filesystem>
+
 #include "trainer/agreement.h"
 
 namespace shardwright::trainer {
@@ -14,10 +16,12 @@ RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config,
   }
   together(world, [&] {
     if (world.rank() != 0) return;
-    for (const std::string& directory : {config.run_dir, config.checkpoints_dir}) {
-      env.create_dirs(directory);
-      identity.locks.push_back(std::make_unique<ckpt::RunLock>(env, directory));
-    }
+    env.create_dirs(config.run_dir);
+    env.create_dirs(config.checkpoints_dir);
+    identity.locks.push_back(std::make_unique<ckpt::RunLock>(env, config.run_dir));
+    // A lock of this process on the same file would keep itself out.
+    if (!std::filesystem::equivalent(config.run_dir, config.checkpoints_dir))
+      identity.locks.push_back(std::make_unique<ckpt::RunLock>(env, config.checkpoints_dir));
     identity.generation = ckpt::begin_generation(env, config.run_dir, config.checkpoints_dir).generation;
   });
   identity.generation.run = world.broadcast(identity.generation.run, 0);

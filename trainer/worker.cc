@@ -41,11 +41,6 @@ int threads_per_rank(int local_ranks) {
   return std::max(1, count / local_ranks);
 }
 
-std::uint64_t call_generation() {
-  const char* text = std::getenv(kCallGenerationVariable);
-  return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
-}
-
 // Everything that a rank needs before it may touch the run's directory, checked on all ranks.
 struct Prepared {
   Config config;
@@ -124,8 +119,7 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
 
   progress.enter(Phase::load);
   Parameters parameters(prepared->model, layout, world.rank());
-  const ResumeRequest request{options.resume,      options.resume_path, options.accept_changes,
-                              identity.generation, call_generation(),   threads};
+  const ResumeRequest request{options.resume, options.resume_path, options.accept_changes, threads};
   const Start start = begin_from(env, world, config, request, initial, parameters);
   say_start(log, start, config);
 
