@@ -26,40 +26,39 @@ for file in "${texts[@]}"; do
   fi
 done
 
+for i in "${!texts[@]}"; do texts[i]=$(realpath "${texts[i]}"); done
+
+# From here on all commands are what one would type in the repository.
+cd "$repository"
+unset SHARDWRIGHT_FAULT
+work=build/demo
+shardwright=build/release/bin/shardwright
+rm -rf "$work"
+mkdir -p "$work"
+
 say() { printf '\n== %s\n' "$*"; }
-# run <log> <command...>: shows the command, keeps its output in the log, and the log's end if it fails.
+# run <log> <command...>: shows the command, keeps its output in the log, and shows the log's end if it fails.
 run() {
   local log=$work/$1.log
   shift
-  printf '$'
-  for word in "$@"; do printf ' %s' "${word/#$repository\/build\/release\/bin\//}"; done | sed "s|$work/||g"
-  printf '\n'
+  printf '$ %s\n' "$*"
   if ! "$@" >"$log" 2>&1; then
-    echo "demo.sh: error: the command above failed; the end of $log:" >&2
+    echo "demo.sh: error: the command above: failed; the end of $log says why:" >&2
     tail -n 20 "$log" >&2
     exit 1
   fi
 }
 
-work=$repository/build/demo
-mkdir -p "$repository/build"
-rm -rf "$work"
-mkdir -p "$work"
-
 say "Dependencies (nothing to do if they are installed)"
-bash "$repository/cli/install_deps.sh"
+bash cli/install_deps.sh
 
 say "Build"
 if command -v ccache >/dev/null; then
   export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
-  export CCACHE_BASEDIR=$repository CCACHE_NOHASHDIR=1
+  export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 fi
-(
-  cd "$repository"
-  run configure cmake --preset release
-  run build cmake --build --preset release --target shardwright
-)
-shardwright=$repository/build/release/bin/shardwright
+run configure cmake --preset release
+run build cmake --build --preset release --target shardwright
 
 python3 - "$work" "$steps" "$every" "${texts[@]}" <<'PYTHON'
 import json, os, sys
@@ -109,10 +108,9 @@ say "An undisturbed run, for comparison: 4 ranks, 2-way tensor parallel x 2-way 
 run undisturbed "$shardwright" train "$work/undisturbed.toml" --nproc 4
 
 say "The same run, but rank 3 gets SIGKILL in step $kill_at; what remains goes on by itself"
-export SHARDWRIGHT_FAULT="step.backward:rank=3:step=$kill_at=kill"
-echo "(SHARDWRIGHT_FAULT=$SHARDWRIGHT_FAULT)"
-run disturbed "$shardwright" train "$work/disturbed.toml" --nproc 4 --stop-after "$reshard_at"
-unset SHARDWRIGHT_FAULT
+run disturbed env "SHARDWRIGHT_FAULT=step.backward:rank=3:step=$kill_at=kill" \
+  "$shardwright" train "$work/disturbed.toml" --nproc 4 --stop-after "$reshard_at"
+grep -E 'lost|resuming|changed layout' "$work/disturbed.log" || true
 
 checkpoint=$(printf 'step-%010d' "$reshard_at")
 say "The checkpoint of step $reshard_at, written again for 4-way tensor parallel, and proven equal"
@@ -127,4 +125,4 @@ run resumed "$shardwright" train "$work/disturbed.toml" --resume "$work/resharde
   --set parallel.tp=4 --set parallel.dp=1 --set parallel.zero=0
 
 say "What happened"
-python3 "$repository/cli/demo_report.py" "$work/disturbed" "$work/undisturbed" "$reshard_at"
+python3 cli/demo_report.py "$work/disturbed" "$work/undisturbed" "$reshard_at"

@@ -41,13 +41,21 @@ def main(disturbed, undisturbed, reshard_step):
     problems = []
 
     lost = [event for event in events if event["event"] == "rank_lost"]
-    for event in lost:
-        print(f"rank {event['rank']} was lost: {event['cause']}, {event['detail']}")
     for event in events:
-        if event["event"] == "resume":
-            print(f"generation {event['generation']} resumed from step {event['step']}")
+        if event["event"] == "rank_lost":
+            print(f"generation {event['generation']}: rank {event['rank']} was lost ({event['detail']})")
+        elif event["event"] == "generation_end" and event["lost_steps"]:
+            print(f"generation {event['generation']}: ended; {event['lost_steps']} steps since its last checkpoint are done again")
+        elif event["event"] == "resume":
+            print(f"generation {event['generation']}: resumed after step {event['step']}")
     if not lost:
         problems.append("no rank was lost")
+    saves = [record for record in lines(Path(disturbed) / "metrics.jsonl") if record["type"] == "checkpoint"]
+    if any(save["outcome"] != "committed" for save in saves):
+        problems.append("a checkpoint failed")
+    elif saves:
+        stall, total = (sum(save[field] for save in saves) / len(saves) for field in ("stall_ms", "total_s"))
+        print(f"{len(saves)} checkpoints were written in the background: {total:.2f} s each, of which training waited {stall:.1f} ms")
 
     print(f"\n{'step':>6} {'ranks':>6}  {'layout':<10} {'loss':>10} {'undisturbed':>12} {'relative difference':>20}")
     worst = 0.0
