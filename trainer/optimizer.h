@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "kernels/ops.h"
+#include "trainer/bucket.h"
 #include "trainer/communicator.h"
 #include "trainer/config.h"
 #include "trainer/parameters.h"
@@ -28,8 +30,9 @@ class Optimizer {
   Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
             const Config::Optim& hyper);
 
-  /// ZeRO 0: all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter through one packed buffer,
-  /// each rank its pieces (uneven, some empty); gradients outside them are then stale.
+  /// ZeRO 0: all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter, each rank its pieces (uneven,
+  /// some empty); gradients outside them are then stale. What several ranks hold alike stays equal in each
+  /// bit.
   void reduce_gradients();
 
   /// The norm over writer boxes only (each element once), summed over all ranks in float64. `words` are
@@ -42,26 +45,12 @@ class Optimizer {
   void update(const StepResult& norm, double lr, std::int64_t step, const BeforeWrite& before_write);
 
  private:
-  /// A dp piece of one tensor, in the packed buffer and in the tensor's memory.
-  struct Segment {
-    std::size_t parameter = 0;
-    std::uint64_t offset = 0;  // in `holds`
-    std::uint64_t length = 0;
-    std::uint64_t packed = 0;  // in packed_
-  };
-  void plan_segments();
-  void gather_parameters();
-  std::span<const Segment> own_segments() const;
-
   Parameters& parameters_;
   Communicators& comms_;
   kernels::Stream& stream_;
   Config::Optim hyper_;
-  std::vector<Segment> segments_;     // by dp index, then tensor; none where nothing is sharded
-  std::vector<std::size_t> first_;    // per dp index, its first segment; one more at the end
-  std::vector<std::int64_t> counts_;  // elements per dp index
-  std::vector<float> packed_;         // all segments
-  std::vector<float> reduced_;        // this rank's
+  std::optional<Bucket> copies_;  // none in a group of one
+  std::optional<Bucket> others_;  // with ZeRO >= 1 only
 };
 
 /// Learning rate of step `step` (from 1): a pure function. Linear warm-up over warmup_steps, then cosine or

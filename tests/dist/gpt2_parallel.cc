@@ -103,6 +103,8 @@ int run(const std::string& text) {
   failures += Check(mpi, layout, test_model(4, 16 * heads, heads, 64 * heads, 97, 32)).run(6, 2, 32);
   failures += Check(mpi, layout, test_model(2, 12, heads, 23, 33, 7)).run(12, 2, 7);
   failures += Check(mpi, layout, test_model(2, 12, heads, 3, 2, 9)).run(6, 1, 9);
+  // Large in what is copied, the position table, and small in all else.
+  failures += Check(mpi, layout, test_model(1, 24, heads, 4, 33, 128)).run(6, 1, 128);
   return failures == 0 ? 0 : 1;
 }
 

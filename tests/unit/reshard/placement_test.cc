@@ -169,6 +169,27 @@ TEST(Placement, B08_VocabularyIsCutUnevenlyAndNeverPadded) {
   EXPECT_THAT(rows, ElementsAre(25, 24, 24, 24));
 }
 
+TEST(Placement, FewerVocabularyAndMlpRowsThanRanksLeaveSomeWithNothing) {
+  // Not groups of holders, as for KV heads: sums over the axis would count their rows twice.
+  const ModelSpec model =
+      build_model({.layers = 1, .hidden = 12, .heads = 4, .ffn = 3, .vocab = 2, .seq_len = 8});
+  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight",
+                           "model.layers.0.mlp.up_proj.bias", "model.layers.0.mlp.down_proj.weight"}) {
+    std::uint64_t held = 0, written = 0;
+    for (int rank = 0; rank < 4; ++rank) {
+      const Placed p = placed(model, "t4", rank, name);
+      EXPECT_EQ(p.copies, 1u) << name;
+      held += p.holds.elements();
+      written += p.writes.elements();
+    }
+    const std::uint64_t all =
+        ckpt::element_count(model.tensors[static_cast<std::size_t>(model.find(name))].shape);
+    EXPECT_EQ(held, all) << name;
+    EXPECT_EQ(written, all) << name;
+    EXPECT_TRUE(placed(model, "t4", 3, name).holds.empty()) << name;
+  }
+}
+
 TEST(Placement, B10_ReplicatedTensorsAreHeldWholeByEveryTpRank) {
   const ModelSpec model =
       build_model({.layers = 4, .hidden = 64, .heads = 4, .ffn = 256, .vocab = 97, .seq_len = 32});
