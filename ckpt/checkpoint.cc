@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,9 +44,8 @@ Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(Env& env, const std::string& path,
                             const std::optional<ManifestDigest>& expected) {
-  const std::string base = std::filesystem::path(path + "/").parent_path().filename().string();
-  const auto name = parse_checkpoint_name(base);
-  if (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos)
+  const auto name = parse_checkpoint_name(base_name(path));
+  if (is_attempt(path))
     throw Error(ErrorCode::busy, path + ": still being written, or left by a run that was interrupted", path);
   if (!env.exists(path)) throw Error(ErrorCode::missing, path + ": there is no such checkpoint", path);
   const Commit commit = read_commit(env, path);

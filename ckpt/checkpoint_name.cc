@@ -2,6 +2,7 @@
 
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 
@@ -31,6 +32,16 @@ std::optional<CheckpointName> parse_checkpoint_name(const std::string& name) {
     return parsed;
   }
   return std::nullopt;
+}
+
+std::string base_name(const std::string& path) {
+  return std::filesystem::path(path + "/").parent_path().filename().string();
+}
+
+bool is_attempt(const std::string& path) {
+  const std::string base = base_name(path);
+  const auto name = parse_checkpoint_name(base);
+  return name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos;
 }
 
 }  // namespace shardwright::ckpt

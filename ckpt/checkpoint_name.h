@@ -25,4 +25,10 @@ struct CheckpointName {
 /// Nothing for any other name: it is not this program's and is never touched. Thread-safe.
 std::optional<CheckpointName> parse_checkpoint_name(const std::string& name);
 
+/// The last component of a path, whatever slashes follow it.
+std::string base_name(const std::string& path);
+
+/// True for a path that names an attempt: of a save (step-N.tmp-3-12) or of a reshard (NAME.tmp-r-...).
+bool is_attempt(const std::string& path);
+
 }  // namespace shardwright::ckpt

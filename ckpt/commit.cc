@@ -77,7 +77,7 @@ void write_commit(Env& env, const std::string& directory, const Commit& commit,
                                          {"bytes", commit.manifest.bytes},
                                          {"xxh3_128", to_hex(commit.manifest.xxh3_128)}}}};
   const std::string record = sign_record(json.dump());
-  const std::string path = directory + "/COMMIT", temporary = path + ".tmp";
+  const std::string path = directory + "/COMMIT", temporary = path + ".new";
   fault_point("commit.write", 0, commit.step);
   {
     const auto file = env.create(temporary);

@@ -28,12 +28,6 @@ Status status_of(ErrorCode code) {
   }
 }
 
-/// The directory's own name, whatever slashes follow it.
-std::string base_name(const std::string& path) {
-  const fs::path p = fs::path(path + "/").parent_path();
-  return p.filename().string();
-}
-
 /// The names of a checkpoints directory, newest first: by step, committed ones before what was moved aside.
 std::vector<CheckpointName> names(Env& env, const std::string& directory) {
   std::vector<CheckpointName> found;
@@ -170,10 +164,7 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
   std::string path = given;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
   const std::string base = base_name(path);
-  const auto name = parse_checkpoint_name(base);
-  if (env.exists(path) &&
-      (name ? name->state == NameState::attempt : base.find(".tmp-") != std::string::npos))
-    still_written(path, "committed");
+  if (env.exists(path) && is_attempt(path)) still_written(path, "committed");
   if (!env.exists(path)) {
     const fs::path parent = fs::path(path).parent_path();
     const std::string above = parent.empty() ? "." : parent.string();
@@ -188,7 +179,8 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
         ErrorCode::missing,
         path + ": is a file; name a checkpoint, a run or its checkpoints directory (all are directories)",
         path);
-  if (name || env.exists(path + "/COMMIT") || env.exists(path + "/manifest.h5")) return path;
+  if (parse_checkpoint_name(base) || env.exists(path + "/COMMIT") || env.exists(path + "/manifest.h5"))
+    return path;
   const std::string directory = env.is_dir(path + "/checkpoints") ? path + "/checkpoints" : path;
   std::vector<PassedOver> passed_over;
   if (const auto newest = newest_valid(env, directory, &passed_over)) return newest->path;
