@@ -112,15 +112,14 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
   env.sync_dir(job.attempt_dir);
   write_commit(env, job.attempt_dir, commit, job.still_mine);
   fault_point("dir.rename", 0, commit.step);
+  insist_mine(job);
   if (env.exists(job.final_dir)) {
     if (job.supersede_suffix.empty())
       throw Error(ErrorCode::exists, job.final_dir + ": appeared while it was being written", job.final_dir);
-    insist_mine(job);
     env.rename(job.final_dir, free_name(env, job.final_dir + job.supersede_suffix));
-    // Were this move lost in a crash and the next one kept, neither name would be what it says.
-    env.sync_dir(parent.empty() ? "." : parent);
+    // Not asked again between the two renames: what was moved aside must get its successor. A crash here leaves a whole
+    // attempt, which the next generation promotes.
   }
-  insist_mine(job);
   env.rename(job.attempt_dir, job.final_dir);  // the commit point
   env.sync_dir(parent.empty() ? "." : parent);
   return manifest;

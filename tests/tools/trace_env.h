@@ -22,6 +22,7 @@ struct TraceOp {
   std::string to = {};       // rename
   std::uint64_t offset = 0;  // write
   std::uint64_t bytes = 0;   // write: length; truncate: new size
+  std::vector<std::byte> data = {};  // write: what was written, so that a crash can be replayed
 };
 
 class TraceEnv : public Env {
@@ -93,7 +94,7 @@ class TraceEnv : public Env {
     File(TraceEnv& env, std::unique_ptr<WritableFile> base, std::string path)
         : env_(env), base_(std::move(base)), path_(std::move(path)) {}
     void write(std::uint64_t offset, std::span<const std::byte> data) override {
-      env_.note({TraceOp::write, path_, {}, offset, data.size()});
+      env_.note({TraceOp::write, path_, {}, offset, data.size(), {data.begin(), data.end()}});
       base_->write(offset, data);
     }
     void read(std::uint64_t offset, std::span<std::byte> data) override { base_->read(offset, data); }
