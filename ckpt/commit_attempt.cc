@@ -117,8 +117,8 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
     if (job.supersede_suffix.empty())
       throw Error(ErrorCode::exists, job.final_dir + ": appeared while it was being written", job.final_dir);
     env.rename(job.final_dir, free_name(env, job.final_dir + job.supersede_suffix));
-    // Not asked again between the two renames: what was moved aside must get its successor. A crash here leaves a whole
-    // attempt, which the next generation promotes.
+    // Not asked again between the two renames: what was moved aside must get its successor. A crash here
+    // leaves a whole attempt, which the next generation promotes.
   }
   env.rename(job.attempt_dir, job.final_dir);  // the commit point
   env.sync_dir(parent.empty() ? "." : parent);

@@ -1,6 +1,6 @@
-// Every state that a crash can leave: the trace of a save is replayed up to each of its operations, with what was not
-// fsynced kept or dropped, and with the last write torn. From each, the next generation must find the previous checkpoint
-// or the new one, whole.
+// Every state that a crash can leave: the trace of a save is replayed up to each of its operations, with what
+// was not fsynced kept or dropped, and with the last write torn. From each, the next generation must find the
+// previous checkpoint or the new one, whole.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -32,9 +32,9 @@ constexpr std::uint64_t kSector = 512;
 
 /// What a crash does to what was not fsynced.
 struct Loss {
-  bool data = false;     // contents of files fall back to their last fsync
-  bool root = false;     // entries of the checkpoints and run directories fall back to their last fsync
-  bool inner = false;    // entries of checkpoint directories do
+  bool data = false;   // contents of files fall back to their last fsync
+  bool root = false;   // entries of the checkpoints and run directories fall back to their last fsync
+  bool inner = false;  // entries of checkpoint directories do
 };
 
 /// A file system in memory that knows what is durable. Paths are relative to the run directory.
@@ -71,9 +71,15 @@ class Disk {
         std::copy_n(op.data.begin(), length, data.begin() + static_cast<std::ptrdiff_t>(op.offset));
         break;
       }
-      case TraceOp::truncate: find(op.path).data.resize(op.bytes); break;
-      case TraceOp::sync: find(op.path).durable = find(op.path).data; break;
-      case TraceOp::sync_dir: directory(op.path).kept = directory(op.path).now; break;
+      case TraceOp::truncate:
+        find(op.path).data.resize(op.bytes);
+        break;
+      case TraceOp::sync:
+        find(op.path).durable = find(op.path).data;
+        break;
+      case TraceOp::sync_dir:
+        directory(op.path).kept = directory(op.path).now;
+        break;
       case TraceOp::rename: {
         Node& from = directory(parent_path(op.path));
         const auto node = from.now.at(base(op.path));
@@ -82,8 +88,12 @@ class Disk {
         break;
       }
       case TraceOp::unlink:
-      case TraceOp::remove_dir: directory(parent_path(op.path)).now.erase(base(op.path)); break;
-      case TraceOp::create_dirs: create_dirs(op.path); break;
+      case TraceOp::remove_dir:
+        directory(parent_path(op.path)).now.erase(base(op.path));
+        break;
+      case TraceOp::create_dirs:
+        create_dirs(op.path);
+        break;
     }
   }
 
@@ -156,7 +166,8 @@ class Disk {
     }
   }
 
-  void leave(const Node& node, const std::string& path, const Loss& loss, int depth, std::string& text) const {
+  void leave(const Node& node, const std::string& path, const Loss& loss, int depth,
+             std::string& text) const {
     if (!path.empty()) fs::create_directories(path);
     const bool drop = depth < 2 ? loss.root : loss.inner;
     for (const auto& [name, child] : drop ? node.kept : node.now) {
@@ -237,7 +248,8 @@ class CrashReplay : public ::testing::Test {
     }
   }
 
-  /// Replays what `work` does, crashing after each operation in every way; returns the number of different states.
+  /// Replays what `work` does, crashing after each operation in every way; returns the number of different
+  /// states.
   std::size_t replay(const std::function<void(Env&)>& work, const Judge& judge) {
     Disk disk = Disk::of(run_);
     TraceEnv trace;
@@ -253,7 +265,8 @@ class CrashReplay : public ::testing::Test {
       judge_state(scratch.path(), judge);
     };
     for (std::size_t k = 0; k <= ops.size(); ++k) {
-      const std::string where = k == 0 ? "at the start" : "after operation " + std::to_string(k) + " on " + ops[k - 1].path;
+      const std::string where =
+          k == 0 ? "at the start" : "after operation " + std::to_string(k) + " on " + ops[k - 1].path;
       for (int bits = 0; bits < 8; ++bits)
         crash(disk, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, where);
       if (HasFailure() || k == ops.size()) break;

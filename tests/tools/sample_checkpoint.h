@@ -25,8 +25,8 @@ struct SampleState {
   Dims chunk;       // empty: the default
 };
 
-/// One of everything: odd sizes, a scalar, a single row, a tensor of no elements, each width of element, several
-/// dimensions, chunks that do not divide.
+/// One of everything: odd sizes, a scalar, a single row, a tensor of no elements, each width of element,
+/// several dimensions, chunks that do not divide.
 inline const std::vector<SampleState>& sample_states() {
   static const std::vector<SampleState> states = {
       {"cube", "param", DType::f16, {3, 5, 7}, 1, {2, 1, 4}},
@@ -73,7 +73,9 @@ inline std::vector<std::byte> sample_values(const SampleState& state, const Box&
 inline Box sample_piece(const SampleState& state, std::size_t cut, int p, int n) {
   Box box = Box::whole(state.shape);
   if (state.shape.empty()) return box;
-  const auto at = [&](int q) { return state.shape[cut] * static_cast<std::uint64_t>(q) / static_cast<std::uint64_t>(n); };
+  const auto at = [&](int q) {
+    return state.shape[cut] * static_cast<std::uint64_t>(q) / static_cast<std::uint64_t>(n);
+  };
   box.offset[cut] = at(p);
   box.shape[cut] = at(p + 1) - at(p);
   return box;
@@ -101,8 +103,9 @@ inline std::vector<SaveItem> sample_items(int rank, int writers, std::uint64_t s
   for (const SampleState& state : sample_states()) {
     if (state.shape.empty() && rank != writers - 1) continue;
     const Box box = sample_piece(state, state.cut, rank, writers);
-    items.push_back({state.tensor, state.kind, state.dtype, state.shape, box, state.chunk,
-                     std::make_shared<OwnedSource>(sample_values(state, box, salt), box, size_of(state.dtype))});
+    items.push_back(
+        {state.tensor, state.kind, state.dtype, state.shape, box, state.chunk,
+         std::make_shared<OwnedSource>(sample_values(state, box, salt), box, size_of(state.dtype))});
   }
   return items;
 }
@@ -160,8 +163,8 @@ inline std::string save_sample(Env& env, const std::string& checkpoints, const S
 }
 
 /// Loads all states in `pieces` boxes along `cut` (each state's own if too large) and compares every value.
-inline LoadStats expect_sample(const Checkpoint& checkpoint, std::uint64_t salt, int pieces = 1, std::size_t cut = 0,
-                               int threads = 1) {
+inline LoadStats expect_sample(const Checkpoint& checkpoint, std::uint64_t salt, int pieces = 1,
+                               std::size_t cut = 0, int threads = 1) {
   std::vector<LoadItem> items;
   std::vector<std::vector<std::byte>> memory, expected;
   for (const SampleState& state : sample_states())
@@ -176,7 +179,8 @@ inline LoadStats expect_sample(const Checkpoint& checkpoint, std::uint64_t salt,
   options.threads = threads;
   const LoadStats stats = checkpoint.load(items, options);
   for (std::size_t i = 0; i < items.size(); ++i)
-    EXPECT_TRUE(memory[i] == expected[i]) << items[i].tensor << " " << items[i].kind << " " << to_string(items[i].box);
+    EXPECT_TRUE(memory[i] == expected[i])
+        << items[i].tensor << " " << items[i].kind << " " << to_string(items[i].box);
   return stats;
 }
 

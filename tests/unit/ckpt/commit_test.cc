@@ -33,8 +33,9 @@ class CommitTest : public ::testing::Test {
 TEST_F(CommitTest, NamesOfSteps) {
   EXPECT_EQ(step_dir_name(120), "step-0000000120");
   EXPECT_EQ(parse_step_dir("step-0000000120"), 120u);
-  for (const char* other : {"step-120", "step-00000001200", "step-000000012x", "step-0000000120.tmp-0-1",
-                            "step-0000000120.superseded-1", "Step-0000000120", "step-+000000120", "", "LATEST"})
+  for (const char* other :
+       {"step-120", "step-00000001200", "step-000000012x", "step-0000000120.tmp-0-1",
+        "step-0000000120.superseded-1", "Step-0000000120", "step-+000000120", "", "LATEST"})
     EXPECT_EQ(parse_step_dir(other), std::nullopt) << other;
 }
 
@@ -88,10 +89,11 @@ TEST_F(CommitTest, B141_FutureVersionIsSaidWhateverElseItHolds) {
 
 TEST_F(CommitTest, SignedNonsenseIsDamage) {
   env_.create_dirs(checkpoints_);
-  for (const char* json : {"{}", "[]", "7", "{", R"({"format":"other","version":1})",
-                           R"({"format":"shardwright","version":"1"})", R"({"format":"shardwright","version":0})",
-                           R"({"format":"shardwright","version":1,"run":"r","generation":0,"attempt":"0-1","step":1,)"
-                           R"("manifest":{"name":"../x","bytes":1,"xxh3_128":"00000000000000000000000000000000"}})"}) {
+  for (const char* json :
+       {"{}", "[]", "7", "{", R"({"format":"other","version":1})",
+        R"({"format":"shardwright","version":"1"})", R"({"format":"shardwright","version":0})",
+        R"({"format":"shardwright","version":1,"run":"r","generation":0,"attempt":"0-1","step":1,)"
+        R"("manifest":{"name":"../x","bytes":1,"xxh3_128":"00000000000000000000000000000000"}})"}) {
     write(checkpoints_ + "/COMMIT", sign_record(json));
     EXPECT_EQ(error_of([&] { read_commit(env_, checkpoints_); }).code(), ErrorCode::damaged) << json;
   }
@@ -99,8 +101,8 @@ TEST_F(CommitTest, SignedNonsenseIsDamage) {
 
 TEST_F(CommitTest, B87_CommittedDirectoryHoldsShardsManifestAndCommitOnly) {
   const std::string path = save_sample(env_, checkpoints_, {});
-  EXPECT_EQ(env_.list(path), (std::vector<std::string>{"COMMIT", "manifest.h5", "rank-00000.h5", "rank-00001.h5",
-                                                       "rank-00002.h5"}));
+  EXPECT_EQ(env_.list(path), (std::vector<std::string>{"COMMIT", "manifest.h5", "rank-00000.h5",
+                                                       "rank-00001.h5", "rank-00002.h5"}));
   EXPECT_EQ(env_.list(checkpoints_), std::vector<std::string>{"step-0000000005"});
 }
 
@@ -117,23 +119,31 @@ TEST_F(CommitTest, B105_NothingIsRenamedBeforeItIsSynced) {
       case TraceOp::create:
       case TraceOp::write:
       case TraceOp::truncate:
-        if (std::find(unsynced.begin(), unsynced.end(), op.path) == unsynced.end()) unsynced.push_back(op.path);
+        if (std::find(unsynced.begin(), unsynced.end(), op.path) == unsynced.end())
+          unsynced.push_back(op.path);
         break;
-      case TraceOp::sync: std::erase(unsynced, op.path); break;
+      case TraceOp::sync:
+        std::erase(unsynced, op.path);
+        break;
       case TraceOp::sync_dir:
         std::erase(entries, op.path);
         if (commit_point && op.path == checkpoints_) parent_synced = true;
         break;
       case TraceOp::rename:
-        EXPECT_EQ(std::count(unsynced.begin(), unsynced.end(), op.path), 0) << op.path << " renamed before fsync";
+        EXPECT_EQ(std::count(unsynced.begin(), unsynced.end(), op.path), 0)
+            << op.path << " renamed before fsync";
         if (op.to == checkpoints_ + "/step-0000000005") {
           commit_point = true;
           EXPECT_TRUE(unsynced.empty());
-          EXPECT_EQ(std::count(entries.begin(), entries.end(), op.path), 0) << "directory renamed before its fsync";
+          EXPECT_EQ(std::count(entries.begin(), entries.end(), op.path), 0)
+              << "directory renamed before its fsync";
         }
         [[fallthrough]];
-      case TraceOp::unlink: entries.push_back(parent); break;
-      default: break;
+      case TraceOp::unlink:
+        entries.push_back(parent);
+        break;
+      default:
+        break;
     }
   }
   EXPECT_TRUE(commit_point);
@@ -192,7 +202,8 @@ TEST_F(CommitTest, CancelEndsTheWaitPromptly) {
     cancel = true;
   });
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(error_of([&] { commit_attempt(env_, sample_job(checkpoints_, save), &cancel); }).code(), ErrorCode::peer);
+  EXPECT_EQ(error_of([&] { commit_attempt(env_, sample_job(checkpoints_, save), &cancel); }).code(),
+            ErrorCode::peer);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
   later.join();
 }
@@ -202,7 +213,8 @@ TEST_F(CommitTest, PartOfAnotherAttemptIsRefused) {
   other.save_number = 2;
   for (int rank : {0, 1}) write_sample_rank(env_, checkpoints_, save, rank);
   write_sample_rank(env_, checkpoints_, other, 2);
-  fs::copy(other.attempt_dir(checkpoints_) + "/rank-00002.part", save.attempt_dir(checkpoints_) + "/rank-00002.part");
+  fs::copy(other.attempt_dir(checkpoints_) + "/rank-00002.part",
+           save.attempt_dir(checkpoints_) + "/rank-00002.part");
   EXPECT_THAT(error_of([&] { commit_attempt(env_, sample_job(checkpoints_, save)); }).what(),
               HasSubstr("attempt 0-2"));
 }
@@ -264,7 +276,8 @@ TEST_F(CommitTest, B113_ExistingStepIsSupersededWholeOrRefused) {
   refused.save_number = 9;
   refused.supersede_suffix = "";
   for (int rank = 0; rank < 2; ++rank) write_sample_rank(env_, checkpoints_, refused, rank);
-  EXPECT_EQ(error_of([&] { commit_attempt(env_, sample_job(checkpoints_, refused)); }).code(), ErrorCode::exists);
+  EXPECT_EQ(error_of([&] { commit_attempt(env_, sample_job(checkpoints_, refused)); }).code(),
+            ErrorCode::exists);
 }
 
 TEST_F(CommitTest, BeforeCommitSeesTheManifestAndCanStopIt) {

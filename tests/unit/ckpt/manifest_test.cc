@@ -22,7 +22,8 @@ FileRecord file_record(const std::string& name, std::uint64_t rows) {
 Manifest example() {
   Manifest m;
   m.tensors = {{"a", {3, 10}}, {"b", {}}};
-  m.states = {{0, "exp_avg", DType::f32, {5, 6, 30}}, {0, "param", DType::bf16, {7, 8, 30}},
+  m.states = {{0, "exp_avg", DType::f32, {5, 6, 30}},
+              {0, "param", DType::bf16, {7, 8, 30}},
               {1, "param", DType::f64, {9, 10, 1}}};
   m.boxes = {
       {0, 0, "/exp_avg/a", {{0, 0}, {3, 10}}, {2, 10}, 0, 2},
@@ -70,7 +71,8 @@ TEST(Manifest, EmptyAndLargeTablesRoundTrip) {
   large.states = {{0, "param", DType::u8, {1, 2, 60000}}};
   large.files = {file_record("rank-00000.h5", 20000)};
   for (std::uint64_t i = 0; i < 20000; ++i)
-    large.boxes.push_back({0, 0, i == 0 ? "/param/t" : "/param/t@" + std::to_string(i), {{i, 0}, {1, 3}}, {1, 3}, i, 1});
+    large.boxes.push_back(
+        {0, 0, i == 0 ? "/param/t" : "/param/t@" + std::to_string(i), {{i, 0}, {1, 3}}, {1, 3}, i, 1});
   ASSERT_EQ(first_code(large), "");
   const auto image = encode_manifest(large);
   EXPECT_LT(image.size(), 1u << 20);
@@ -200,11 +202,11 @@ TEST(Manifest, B140_UnknownDatasetsAndAttributesAreIgnored) {
   const auto bytes = changed(encode_manifest(example()), [](hid_t file) {
     const hsize_t n = 3;
     const Hdf5Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose, "test", "m");
-    const Hdf5Handle made(
-        H5Dcreate2(file, "/boxes/from_the_future", H5T_STD_U8LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-        H5Dclose, "test", "m");
-    const Hdf5Handle attribute(H5Acreate2(file, "minor", H5T_STD_U8LE, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
-                               "test", "m");
+    const Hdf5Handle made(H5Dcreate2(file, "/boxes/from_the_future", H5T_STD_U8LE, space, H5P_DEFAULT,
+                                     H5P_DEFAULT, H5P_DEFAULT),
+                          H5Dclose, "test", "m");
+    const Hdf5Handle attribute(H5Acreate2(file, "minor", H5T_STD_U8LE, space, H5P_DEFAULT, H5P_DEFAULT),
+                               H5Aclose, "test", "m");
   });
   EXPECT_EQ(parse_manifest(bytes, "m").boxes.size(), 5u);
 }
@@ -229,8 +231,8 @@ TEST(Manifest, MissingOrOddTablesAreDamage) {
     const hsize_t n = 4;  // one row less than its table
     const Hdf5Handle space(H5Screate_simple(1, &n, nullptr), H5Sclose, "test", "m");
     const Hdf5Handle made(
-        H5Dcreate2(file, "/boxes/chunks", H5T_STD_U64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Dclose,
-        "test", "m");
+        H5Dcreate2(file, "/boxes/chunks", H5T_STD_U64LE, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+        H5Dclose, "test", "m");
   });
   EXPECT_THAT(error_of([&] { parse_manifest(other_type, "m"); }).what(), HasSubstr("/boxes/chunks"));
 }
@@ -260,12 +262,21 @@ Part part_of(int rank, std::vector<BoxRecord> boxes, std::uint64_t rows) {
 }
 
 BoxRecord record(const Box& box, std::uint64_t chunks, DType dtype = DType::f32, Dims shape = {5}) {
-  return {"t", "param", dtype, shape, box, box.shape, chunks > 0 ? "/param/t" : "", 0, chunks,
+  return {"t",
+          "param",
+          dtype,
+          shape,
+          box,
+          box.shape,
+          chunks > 0 ? "/param/t" : "",
+          0,
+          chunks,
           {box.elements(), 0, box.elements()}};
 }
 
 TEST(Assemble, JoinsUnevenAndEmptyBoxes) {
-  const std::vector<Part> parts = {part_of(0, {record({{3}, {2}}, 1)}, 1), part_of(1, {record({{0}, {0}}, 0)}, 0),
+  const std::vector<Part> parts = {part_of(0, {record({{3}, {2}}, 1)}, 1),
+                                   part_of(1, {record({{0}, {0}}, 0)}, 0),
                                    part_of(2, {record({{0}, {3}}, 1)}, 1)};
   const Manifest m = assemble(parts, {});
   ASSERT_EQ(m.boxes.size(), 2u);
@@ -279,8 +290,10 @@ TEST(Assemble, RefusesWhatDoesNotJoin) {
   const Part low = part_of(0, {record({{0}, {3}}, 1)}, 1);
   EXPECT_THAT(code({low}).what(), HasSubstr("2 of 5 elements"));
   EXPECT_THAT(code({low, part_of(1, {record({{2}, {3}}, 1)}, 1)}).what(), HasSubstr("share elements"));
-  EXPECT_THAT(code({low, part_of(1, {record({{3}, {2}}, 1, DType::bf16)}, 1)}).what(), HasSubstr("type bf16"));
-  EXPECT_THAT(code({low, part_of(1, {record({{3}, {3}}, 1, DType::f32, {6})}, 1)}).what(), HasSubstr("shape [6]"));
+  EXPECT_THAT(code({low, part_of(1, {record({{3}, {2}}, 1, DType::bf16)}, 1)}).what(),
+              HasSubstr("type bf16"));
+  EXPECT_THAT(code({low, part_of(1, {record({{3}, {3}}, 1, DType::f32, {6})}, 1)}).what(),
+              HasSubstr("shape [6]"));
   Part failed = part_of(1, {}, 0);
   failed.error = "no space left";
   const Error e = code({low, failed});

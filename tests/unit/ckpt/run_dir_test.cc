@@ -130,7 +130,8 @@ TEST_F(RunDirTest, GoingBackSupersedesWhatIsNewer) {
   for (std::uint64_t step : {4, 5, 6}) save_sample(env_, checkpoints_, of_generation(g, step));
   const Generation h = begin().generation;
   EXPECT_THAT(supersede_newer(env_, checkpoints_, 4, false, h),
-              ElementsAre(checkpoints_ + "/step-0000000005.superseded-1", checkpoints_ + "/step-0000000006.superseded-1"));
+              ElementsAre(checkpoints_ + "/step-0000000005.superseded-1",
+                          checkpoints_ + "/step-0000000006.superseded-1"));
   EXPECT_EQ(newest_valid(env_, checkpoints_, nullptr)->commit.step, 4u);
   save_sample(env_, checkpoints_, of_generation(h, 5));
   EXPECT_EQ(newest_valid(env_, checkpoints_, nullptr)->commit.step, 5u);

@@ -30,7 +30,9 @@ class ScanTest : public ::testing::Test {
 
 TEST_F(ScanTest, EachStatusWithItsReasonNewestFirst) {
   for (std::uint64_t step = 1; step <= 8; ++step) save(step);
-  const auto at = [&](int step) { return checkpoints_ + "/" + step_dir_name(static_cast<std::uint64_t>(step)); };
+  const auto at = [&](int step) {
+    return checkpoints_ + "/" + step_dir_name(static_cast<std::uint64_t>(step));
+  };
   fs::rename(at(8), at(8) + ".tmp-0-8");
   fs::rename(at(7), at(7) + ".superseded-1");
   replace_file(env_, at(6) + "/COMMIT", sign_record(R"({"format":"shardwright","version":9})"));
@@ -104,7 +106,8 @@ TEST_F(ScanTest, B142_NamedCheckpointResolvesOrIsAnError) {
   EXPECT_EQ(resolve(first), first);
   fs::rename(second, checkpoints_ + "/step-0000000002.superseded-1");
   EXPECT_EQ(resolve(dir_ / "run"), first);
-  EXPECT_EQ(resolve(checkpoints_ + "/step-0000000002.superseded-1"), checkpoints_ + "/step-0000000002.superseded-1");
+  EXPECT_EQ(resolve(checkpoints_ + "/step-0000000002.superseded-1"),
+            checkpoints_ + "/step-0000000002.superseded-1");
   env_.unlink(first + "/COMMIT");
   EXPECT_EQ(code(dir_ / "run"), ErrorCode::damaged);
   EXPECT_EQ(code(first + "/manifest.h5"), ErrorCode::missing);
@@ -120,7 +123,8 @@ TEST_F(ScanTest, B90_StepInWorkIsBusy) {
   EXPECT_EQ(code(save.attempt_dir(checkpoints_)), ErrorCode::busy);
   EXPECT_EQ(code(checkpoints_ + "/step-0000000005"), ErrorCode::busy);
   EXPECT_EQ(code(checkpoints_), ErrorCode::busy);
-  EXPECT_EQ(error_of([&] { Checkpoint::open(env_, save.attempt_dir(checkpoints_)); }).code(), ErrorCode::busy);
+  EXPECT_EQ(error_of([&] { Checkpoint::open(env_, save.attempt_dir(checkpoints_)); }).code(),
+            ErrorCode::busy);
 }
 
 TEST_F(ScanTest, B114_TreeCanBeMovedAndReachedThroughALink) {
