@@ -113,7 +113,9 @@ TEST_F(DiffTest, HalfPrecisionOfAllBitPatterns) {
   for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {
     const long double value = f16(static_cast<std::uint16_t>(bits));
     EXPECT_EQ(f16(static_cast<std::uint16_t>(bits | 0x8000)), -value);
-    if (bits > 0) EXPECT_GT(value, f16(static_cast<std::uint16_t>(bits - 1)));
+    if (bits > 0) {
+      EXPECT_GT(value, f16(static_cast<std::uint16_t>(bits - 1)));
+    }
   }
   EXPECT_EQ(f16(0x7bff), 65504);
   EXPECT_TRUE(std::isinf(f16(0x7c00)));

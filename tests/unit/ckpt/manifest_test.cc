@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(
                m.boxes[2].box.shape = {1, 3};
                m.boxes[2].chunk = {1, 3};
              }}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& rule) { return rule.param.name; });
 
 TEST(Manifest, ChunkAboveTheLimitIsRefused) {
   Manifest m;

@@ -96,7 +96,9 @@ TEST_F(RetentionTest, NothingIsUnlinkedBeforeItsRenameIsDurable) {
   for (const TraceOp& op : trace.ops()) {
     if (op.kind == TraceOp::rename) synced = false;
     if (op.kind == TraceOp::sync_dir && op.path == checkpoints_) synced = true;
-    if (op.kind == TraceOp::unlink || op.kind == TraceOp::remove_dir) EXPECT_TRUE(synced) << op.path;
+    if (op.kind == TraceOp::unlink || op.kind == TraceOp::remove_dir) {
+      EXPECT_TRUE(synced) << op.path;
+    }
   }
 }
 
