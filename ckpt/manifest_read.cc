@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -85,7 +86,10 @@ class Tables {
     if (H5Pset_fapl_core(access, 1u << 20, false) < 0 ||
         H5Pset_file_image(access, const_cast<std::byte*>(bytes.data()), bytes.size()) < 0)
       throw Error(ErrorCode::io, path + ": libhdf5 failed to take its image", path);
-    return {H5Fopen((path + " in memory").c_str(), H5F_ACC_RDONLY, access), H5Fclose, "parse it", path, ErrorCode::damaged};
+    // The core driver refuses a name that exists, and takes two images of one name for the same file.
+    static std::atomic<std::uint64_t> images{0};
+    const std::string name = fmt::format("{}.image-{}", path, ++images);
+    return {H5Fopen(name.c_str(), H5F_ACC_RDONLY, access), H5Fclose, "parse it", path, ErrorCode::damaged};
   }
 
   Hdf5Handle find(const std::string& dataset) const {

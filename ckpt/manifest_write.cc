@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
-#include "ckpt/hdf5_handle.h"
+#include "ckpt/hdf5_file_driver.h"
+#include "ckpt/hdf5_types.h"
 #include "ckpt/manifest.h"
 
 namespace shardwright::ckpt {
@@ -15,25 +17,48 @@ const char* const kFile = "manifest.h5";
 constexpr std::size_t kTableChunkBytes = 1u << 20;
 constexpr std::size_t kCompressAbove = 1u << 16;  // smaller tables stay contiguous: one read for any tool
 
-void must(herr_t status, const std::string& what) {
-  if (status < 0) throw Error(ErrorCode::io, std::string(kFile) + ": libhdf5 failed to " + what, kFile);
+void must(herr_t status, const std::string& what) { hdf5_must(status, what, kFile); }
+
+Hdf5Handle property_list(hid_t kind) {
+  Hdf5Handle list(H5Pcreate(kind), H5Pclose, "create a property list", kFile);
+  must(H5Pset_obj_track_times(list, false), "switch off times");
+  return list;
 }
 
-Hdf5Handle property_list(hid_t kind) { return {H5Pcreate(kind), H5Pclose, "create a property list", kFile}; }
+/// Where libhdf5 writes a manifest to: it is digested and written as a whole. (H5Fget_file_image would not
+/// do: in 1.10 it gives a superblock with a wrong checksum.)
+class MemoryFile : public WritableFile {
+ public:
+  void write(std::uint64_t offset, std::span<const std::byte> data) override {
+    if (bytes.size() < offset + data.size()) bytes.resize(offset + data.size());
+    std::copy(data.begin(), data.end(), bytes.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  void read(std::uint64_t offset, std::span<std::byte> data) override {
+    const std::uint64_t there =
+        offset < bytes.size() ? std::min<std::uint64_t>(bytes.size() - offset, data.size()) : 0;
+    if (there > 0) std::memcpy(data.data(), bytes.data() + offset, there);
+    std::fill(data.begin() + static_cast<std::ptrdiff_t>(there), data.end(), std::byte{0});
+  }
+  void truncate(std::uint64_t size) override { bytes.resize(size); }
+  std::uint64_t size() override { return bytes.size(); }
+  void sync() override {}
 
-/// A manifest being built in memory; libhdf5 touches no file, so that all bytes reach the disk through Env.
+  std::vector<std::byte> bytes;
+};
+
+/// A manifest being built in memory.
 class Image {
  public:
-  Image() : file_(create()) {
+  Image() : output_(memory_, kFile) {
     const Hdf5Handle space(H5Screate(H5S_SCALAR), H5Sclose, "create a dataspace", kFile);
-    const Hdf5Handle attribute(H5Acreate2(file_, "version", H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT),
-                               H5Aclose, "create an attribute", kFile);
+    const Hdf5Handle attribute(
+        H5Acreate2(output_.id(), "version", H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT), H5Aclose,
+        "create an attribute", kFile);
     const std::uint32_t version = kManifestVersion;
     must(H5Awrite(attribute, H5T_NATIVE_UINT32, &version), "write an attribute");
     for (const char* group : {"/tensors", "/states", "/boxes", "/files"}) {
       const Hdf5Handle creation = property_list(H5P_GROUP_CREATE);
-      must(H5Pset_obj_track_times(creation, false), "configure a group");
-      const Hdf5Handle made(H5Gcreate2(file_, group, H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose,
+      const Hdf5Handle made(H5Gcreate2(output_.id(), group, H5P_DEFAULT, creation, H5P_DEFAULT), H5Gclose,
                             "create a group", kFile);
     }
   }
@@ -52,10 +77,7 @@ class Image {
     std::string packed(length * values.size(), '\0');
     for (std::size_t i = 0; i < values.size(); ++i)
       std::memcpy(packed.data() + i * length, values[i].data(), values[i].size());
-    const Hdf5Handle type(H5Tcopy(H5T_C_S1), H5Tclose, "create a type", kFile);
-    must(H5Tset_size(type, length), "size a string type");
-    must(H5Tset_strpad(type, H5T_STR_NULLPAD), "pad a string type");
-    must(H5Tset_cset(type, H5T_CSET_UTF8), "set a character set");
+    const Hdf5Handle type = hdf5_string(length);
     table(path, type, type, length, packed.data(), values.size(), 0);
   }
 
@@ -64,32 +86,17 @@ class Image {
   }
 
   std::vector<std::byte> bytes() {
-    must(H5Fflush(file_, H5F_SCOPE_GLOBAL), "flush");
-    const ssize_t size = H5Fget_file_image(file_, nullptr, 0);
-    std::vector<std::byte> image(static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
-    if (size <= 0 || H5Fget_file_image(file_, image.data(), image.size()) != size)
-      throw Error(ErrorCode::io, std::string(kFile) + ": libhdf5 failed to give its image", kFile);
-    return image;
+    output_.close();
+    return std::move(memory_.bytes);
   }
 
  private:
-  static Hdf5Handle create() {
-    silence_hdf5();
-    const Hdf5Handle access = property_list(H5P_FILE_ACCESS);
-    must(H5Pset_fapl_core(access, kTableChunkBytes, false), "select the core driver");
-    must(H5Pset_libver_bounds(access, H5F_LIBVER_EARLIEST, H5F_LIBVER_V110), "set the format version");
-    const Hdf5Handle creation = property_list(H5P_FILE_CREATE);
-    must(H5Pset_obj_track_times(creation, false), "configure the file");
-    return {H5Fcreate(kFile, H5F_ACC_TRUNC, creation, access), H5Fclose, "create a file", kFile};
-  }
-
   void table(const std::string& path, hid_t file_type, hid_t memory_type, std::size_t element,
              const void* data, std::size_t rows, std::size_t width) {
     const hsize_t dims[2] = {rows, width};
     const int rank = width == 0 ? 1 : 2;
     const Hdf5Handle space(H5Screate_simple(rank, dims, nullptr), H5Sclose, "create a dataspace", kFile);
     const Hdf5Handle creation = property_list(H5P_DATASET_CREATE);
-    must(H5Pset_obj_track_times(creation, false), "configure a dataset");
     const std::size_t row_bytes = element * std::max<std::size_t>(width, 1);
     if (rows * row_bytes > kCompressAbove) {
       const hsize_t chunk[2] = {std::clamp<std::size_t>(kTableChunkBytes / row_bytes, 1, rows), width};
@@ -99,12 +106,13 @@ class Image {
       must(H5Pset_fletcher32(creation), "set a filter");
     }
     const Hdf5Handle dataset(
-        H5Dcreate2(file_, path.c_str(), file_type, space, H5P_DEFAULT, creation, H5P_DEFAULT), H5Dclose,
-        "create " + path, kFile);
+        H5Dcreate2(output_.id(), path.c_str(), file_type, space, H5P_DEFAULT, creation, H5P_DEFAULT),
+        H5Dclose, "create " + path, kFile);
     if (rows > 0) must(H5Dwrite(dataset, memory_type, H5S_ALL, H5S_ALL, H5P_DEFAULT, data), "write " + path);
   }
 
-  Hdf5Handle file_;
+  MemoryFile memory_;
+  Hdf5Output output_;
 };
 
 /// Rows of kMaxDims numbers; dimensions that a tensor does not have are 0.

@@ -219,7 +219,7 @@ void Saver::start(SaveRequest request) {
   }
   if (!s.options.async) {
     s.run(job);
-    job.outcome.stall_ms = 1e3 * seconds_since(job.start);
+    job.outcome.stall_ms = 1e3 * job.outcome.total_s;
     s.finish(std::move(job));
     return;
   }
@@ -271,8 +271,9 @@ void Saver::discard(const std::string& attempt, std::uint64_t step) {
   const std::string directory = s.attempt_dir(step, attempt);
   if (!s.env.exists(directory)) return;
   if (s.options.rank != 0) {
-    s.env.unlink(directory + "/" + part_name(s.options.rank));
-    s.env.unlink(directory + "/" + shard_name(s.options.rank));
+    for (const std::string& name : {part_name(s.options.rank), shard_name(s.options.rank)})
+      if (!s.env.is_dir(directory + "/" + name))
+        s.env.unlink(directory + "/" + name);  // else rank 0's to remove
     return;
   }
   if (!s.still_mine())

@@ -1,6 +1,7 @@
 // Every state that a crash can leave: the trace of a save is replayed up to each of its operations, with what
 // was not fsynced kept or dropped, and with the last write torn. From each, the next generation must find the
 // previous checkpoint or the new one, whole.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -171,7 +172,7 @@ class Disk {
     if (!path.empty()) fs::create_directories(path);
     const bool drop = depth < 2 ? loss.root : loss.inner;
     for (const auto& [name, child] : drop ? node.kept : node.now) {
-      const std::string at = path.empty() ? "" : path + "/" + name;
+      const std::string at = path.empty() ? "" : fmt::format("{}/{}", path, name);
       text += name;
       if (child->is_dir) {
         text += "{";
@@ -180,7 +181,7 @@ class Disk {
         continue;
       }
       const Bytes& data = loss.data ? child->durable : child->data;
-      text += "=" + to_hex(xxh3_128(data)) + ";";
+      text += fmt::format("={};", to_hex(xxh3_128(data)));
       if (at.empty()) continue;
       std::ofstream file(at, std::ios::binary);
       file.write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
@@ -194,7 +195,7 @@ class Disk {
 std::vector<TraceOp> relative(std::vector<TraceOp> ops, const std::string& run) {
   for (TraceOp& op : ops)
     for (std::string* path : {&op.path, &op.to}) {
-      if (path->starts_with(run)) *path = "." + path->substr(run.size());
+      if (path->starts_with(run)) *path = fmt::format(".{}", std::string_view(*path).substr(run.size()));
     }
   std::erase_if(ops, [](const TraceOp& op) { return !op.path.starts_with("."); });
   return ops;
@@ -213,7 +214,7 @@ class CrashReplay : public ::testing::Test {
     save.generation = g.number;
     save.step = step;
     save.writers = writers;
-    save.supersede_suffix = ".superseded-" + std::to_string(g.number);
+    save.supersede_suffix = fmt::format(".superseded-{}", g.number);
     return save;
   }
 
@@ -266,7 +267,7 @@ class CrashReplay : public ::testing::Test {
     };
     for (std::size_t k = 0; k <= ops.size(); ++k) {
       const std::string where =
-          k == 0 ? "at the start" : "after operation " + std::to_string(k) + " on " + ops[k - 1].path;
+          k == 0 ? "at the start" : fmt::format("after operation {} on {}", k, ops[k - 1].path);
       for (int bits = 0; bits < 8; ++bits)
         crash(disk, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, where);
       if (HasFailure() || k == ops.size()) break;

@@ -186,16 +186,18 @@ TEST(Manifest, ChunkAboveTheLimitIsRefused) {
 }
 
 /// Adds to (or changes) an encoded manifest through libhdf5, as another version of the program would.
-std::vector<std::byte> changed(std::vector<std::byte> bytes, const std::function<void(hid_t)>& change) {
-  const Hdf5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose, "test", "m");
-  H5Pset_fapl_core(access, 1 << 16, false);
-  H5Pset_file_image(access, bytes.data(), bytes.size());
-  const Hdf5Handle file(H5Fopen("m", H5F_ACC_RDWR, access), H5Fclose, "test", "m");
-  change(file);
-  H5Fflush(file, H5F_SCOPE_GLOBAL);
-  bytes.resize(static_cast<std::size_t>(H5Fget_file_image(file, nullptr, 0)));
-  H5Fget_file_image(file, bytes.data(), bytes.size());
-  return bytes;
+std::vector<std::byte> changed(const std::vector<std::byte>& bytes,
+                               const std::function<void(hid_t)>& change) {
+  const TempDir dir;
+  const std::string path = dir / "m.h5";
+  posix_env().create(path)->write(0, bytes);
+  {
+    const Hdf5Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose, "test", path);
+    change(file);
+  }
+  const std::string contents = read_file(posix_env(), path);
+  const auto after = std::as_bytes(std::span(contents));
+  return {after.begin(), after.end()};
 }
 
 TEST(Manifest, B140_UnknownDatasetsAndAttributesAreIgnored) {
