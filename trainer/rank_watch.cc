@@ -42,7 +42,7 @@ bool RankWatch::hear(const Heartbeat& message, WatchClock::time_point now) {
     // now, because mpirun ends them all in a moment.
     if (message.cause == "hang" && options_.is_stopped)
       for (RankState& other : ranks_)
-        if (other.heard && !other.ended() && options_.is_stopped(other.pid)) other.silent = true;
+        if (other.heard && !other.ended() && options_.is_stopped(other.pid)) other.stopped = true;
   }
   return first;
 }

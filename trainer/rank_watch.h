@@ -28,7 +28,8 @@ struct RankState {
   int failure_order = 0;             // which of all failures of the generation this was, from 1
   std::optional<int> finished;       // status of Kind::finish
   int end_order = 0;                 // which of all ends of the generation this was, from 1; 0: still runs
-  bool silent = false;               // no heartbeat for too long, or stopped while others hang
+  bool silent = false;               // no heartbeat for too long
+  bool stopped = false;              // not running (SIGSTOP) while another hangs
   bool stuck = false;  // heartbeats go on, but no progress within the phase's deadline and a margin
 
   bool ended() const { return end_order > 0; }

@@ -117,12 +117,19 @@ Verdict judge(const Observed& seen) {
   if (const int own = first_failure(ranks, false, false); own >= 0) return judge_failure(ranks, own);
   const bool any_heard = std::any_of(ranks.begin(), ranks.end(), [](const RankState& r) { return r.heard; });
 
-  std::vector<int> silent;
+  std::vector<int> gone;
   for (int i = 0; i < static_cast<int>(ranks.size()); ++i)
-    if (ranks[static_cast<std::size_t>(i)].silent) silent.push_back(i);
-  if (!silent.empty())
-    return {
-        EndCause::hang, silent.front(), fmt::format("no heartbeat for {} s", seen.heartbeat_s), silent, {}};
+    if (ranks[static_cast<std::size_t>(i)].silent || ranks[static_cast<std::size_t>(i)].stopped)
+      gone.push_back(i);
+  if (!gone.empty()) {
+    const bool silent = ranks[static_cast<std::size_t>(gone.front())].silent;
+    return {EndCause::hang,
+            gone.front(),
+            silent ? fmt::format("no heartbeat for {} s", seen.heartbeat_s)
+                   : "stopped while others waited for it",
+            gone,
+            {}};
+  }
 
   // mpirun itself was killed, and the ranks with it: none of them is at fault.
   if (seen.mpirun_status.value_or(0) > 128 && !seen.first_death && any_heard)

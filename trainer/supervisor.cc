@@ -56,6 +56,10 @@ reshard::Layout first_layout(const Config& config, const reshard::ModelSpec& mod
   return layout;
 }
 
+std::string failure(const Verdict& verdict) {
+  return verdict.rank < 0 ? verdict.detail : fmt::format("rank {} lost ({})", verdict.rank, verdict.detail);
+}
+
 class Supervisor {
  public:
   explicit Supervisor(const TrainOptions& options)
@@ -74,15 +78,22 @@ class Supervisor {
   void take_run();
   ckpt::Generation begin();
   GenerationEnd run_ranks(const ckpt::Generation& generation);
-  std::vector<std::string> worker_command(const ckpt::Generation& generation) const;
+  std::vector<std::string> worker_command() const;
   std::vector<std::string> resume_arguments() const;
   std::optional<ckpt::Selection> newest() const {
     return ckpt::newest_valid(env_, config_.checkpoints_dir, nullptr);
   }
+  void record_lost(const ckpt::Generation& generation, const Verdict& verdict);
   void record_end(const ckpt::Generation& generation, const Verdict& verdict, const GenerationEnd& end);
+  /// What follows the end of a generation: how to go on, or nothing if the run ended well. Throws what ends
+  /// it badly.
+  std::optional<Plan> after(const ckpt::Generation& generation, const Verdict& verdict,
+                            const GenerationEnd& end, int restarts);
   [[noreturn]] void give_up(const ckpt::Generation& generation, const std::string& reason,
                             const Error& error);
-  int preempted(const ckpt::Generation& generation);
+  std::string logs(const ckpt::Generation& generation) const {
+    return fs::path(log_path(config_.run_dir, generation.number, 0)).parent_path().string();
+  }
   void event(const ckpt::Generation& generation, const std::string& name,
              const json& object = json::object()) {
     records_->event(generation.number, name, members(object));
@@ -141,7 +152,7 @@ std::vector<std::string> Supervisor::resume_arguments() const {
   return {"--resume", options_.resume_path};
 }
 
-std::vector<std::string> Supervisor::worker_command(const ckpt::Generation&) const {
+std::vector<std::string> Supervisor::worker_command() const {
   std::vector<std::string> command{own_program(), "train", options_.config_file};
   std::vector<Override> overrides = options_.overrides;
   const std::vector<Override> layout = layout_overrides(layout_);
@@ -160,15 +171,14 @@ GenerationEnd Supervisor::run_ranks(const ckpt::Generation& generation) {
   options.heartbeat_s = config_.elastic.heartbeat_s;
   options.start_deadline_s = std::max(kStartDeadline, config_.elastic.phase_deadline_s);
   options.mark = fmt::format("{}={}", kHeartbeatVariable, listener_.address());
-  const fs::path logs = fs::path(log_path(config_.run_dir, generation.number, 0)).parent_path();
-  env_.create_dirs(logs.string());
+  env_.create_dirs(logs(generation));
   options.mpirun = {layout_.ranks(),
-                    worker_command(generation),
+                    worker_command(),
                     {{kRunVariable, generation.run},
                      {kGenerationVariable, std::to_string(generation.number)},
                      {kCallGenerationVariable, std::to_string(calls_ - 1)},
                      {kHeartbeatVariable, listener_.address()}},
-                    (logs / "mpirun.log").string(),
+                    logs(generation) + "/mpirun.log",
                     session_.path(),
                     shared_memory_.path()};
   event(generation, "generation_start", {{"ranks", layout_.ranks()}, {"layout", layout_.string()}});
@@ -178,15 +188,19 @@ GenerationEnd Supervisor::run_ranks(const ckpt::Generation& generation) {
   return end;
 }
 
+void Supervisor::record_lost(const ckpt::Generation& generation, const Verdict& verdict) {
+  std::vector<int> ranks = verdict.lost;
+  // Ranks that hang are not gone for good, and a number that is not finite is no rank's fault, but it was
+  // seen there.
+  const bool seen_there = verdict.cause == EndCause::nonfinite || verdict.cause == EndCause::hang;
+  if (ranks.empty() && seen_there && verdict.rank >= 0) ranks.push_back(verdict.rank);
+  for (const int rank : ranks)
+    event(generation, "rank_lost",
+          {{"rank", rank}, {"cause", name(verdict.cause)}, {"detail", verdict.detail}});
+}
+
 void Supervisor::record_end(const ckpt::Generation& generation, const Verdict& verdict,
                             const GenerationEnd& end) {
-  const auto lost = [&](int rank, EndCause cause) {
-    event(generation, "rank_lost", {{"rank", rank}, {"cause", name(cause)}, {"detail", verdict.detail}});
-  };
-  if (verdict.cause == EndCause::nonfinite) lost(verdict.rank, verdict.cause);
-  for (const int rank : verdict.lost) lost(rank, verdict.cause);
-  // Ranks that hang are not gone for good, but this generation lost one.
-  if (verdict.cause == EndCause::hang && verdict.lost.empty()) lost(verdict.rank, verdict.cause);
   const auto kept = newest();
   const std::int64_t saved = kept ? static_cast<std::int64_t>(kept->commit.step) : 0;
   event(generation, "generation_end",
@@ -200,56 +214,55 @@ void Supervisor::give_up(const ckpt::Generation& generation, const std::string& 
   throw Error(error);
 }
 
-int Supervisor::preempted(const ckpt::Generation& generation) {
-  event(generation, "preempted");
-  say(fmt::format("stopped by {}; run the same command again to go on", stops_.first()));
-  return exit_status(ErrorCode::preempted);
-}
-
 int Supervisor::run() {
   ckpt::Generation generation = begin();
   event(generation, "run_start", {{"run", generation.run}});
   for (int restarts = 0;; ++restarts) {
     const GenerationEnd end = run_ranks(generation);
     const Verdict verdict = judge(end.observed);
-    record_end(generation, verdict, end);
-    if (verdict.cause == EndCause::done) {
-      event(generation, "done");
-      return 0;
-    }
-    if (verdict.cause == EndCause::preempted) return preempted(generation);
-    if (verdict.error) give_up(generation, verdict.detail, *verdict.error);
-
-    const std::string failure = verdict.rank < 0 ? verdict.detail
-                                                 : fmt::format("rank {} lost ({}: {})", verdict.rank,
-                                                               name(verdict.cause), verdict.detail);
-    if (stops_.count() > 0) {
-      const std::string reason =
-          fmt::format("stopped by {} before its last checkpoint was saved ({})", stops_.first(),
-                      stops_.count() > 1 ? "a second signal came" : failure);
-      give_up(generation, reason,
-              Error(ErrorCode::given_up,
-                    fmt::format("{}: {}; run the same command again to go on from the newest checkpoint",
-                                config_.run_dir, reason),
-                    config_.run_dir));
-    }
-    const Plan plan = plan_recovery(config_, model_, layout_, verdict, slots_, restarts);
-    if (!plan.layout) {
-      const std::string reason = fmt::format("{}, and {}", failure, plan.reason);
-      give_up(
-          generation, reason,
-          Error(ErrorCode::given_up,
-                fmt::format("{}: gave up: {}; logs are in {}", config_.run_dir, reason,
-                            fs::path(log_path(config_.run_dir, generation.number, 0)).parent_path().string()),
-                config_.run_dir));
-    }
-    layout_ = *plan.layout;
-    slots_ = plan.slots;
+    record_lost(generation, verdict);
+    const std::optional<Plan> plan = after(generation, verdict, end, restarts);
+    if (!plan) return verdict.cause == EndCause::done ? 0 : exit_status(ErrorCode::preempted);
+    layout_ = *plan->layout;
+    slots_ = plan->slots;
     const int idle = slots_ - layout_.ranks();
-    say(fmt::format("{}; going on with {} ranks ({}){}", failure, layout_.ranks(), layout_.string(),
+    say(fmt::format("{}; going on with {} ranks ({}){}", failure(verdict), layout_.ranks(), layout_.string(),
                     idle > 0 ? fmt::format("; {} that remain stay idle", idle) : ""));
-    generation = begin();
+    const ckpt::Generation next = begin();
+    record_end(generation, verdict, end);  // now that a save which was all but committed counts
+    generation = next;
   }
+}
+
+std::optional<Plan> Supervisor::after(const ckpt::Generation& generation, const Verdict& verdict,
+                                      const GenerationEnd& end, int restarts) {
+  const bool stopped = stops_.count() > 0;
+  Plan plan;
+  if (verdict.cause != EndCause::done && verdict.cause != EndCause::preempted && !verdict.error && !stopped)
+    plan = plan_recovery(config_, model_, layout_, verdict, slots_, restarts);
+  if (plan.layout) return plan;
+
+  record_end(generation, verdict, end);
+  if (verdict.cause == EndCause::done) {
+    event(generation, "done");
+    return std::nullopt;
+  }
+  if (verdict.cause == EndCause::preempted) {
+    event(generation, "preempted");
+    say("stopped by a signal; run the same command again to go on");
+    return std::nullopt;
+  }
+  if (verdict.error) give_up(generation, verdict.detail, *verdict.error);
+  std::string reason = fmt::format("{}, and {}", failure(verdict), plan.reason);
+  std::string advice = "logs are in " + logs(generation);
+  if (stopped) {
+    reason = fmt::format("stopped by {} before its last checkpoint was saved ({})", stops_.first(),
+                         stops_.count() > 1 ? "a second signal came" : failure(verdict));
+    advice = "run the same command again to go on from the newest checkpoint";
+  }
+  give_up(generation, reason,
+          Error(ErrorCode::given_up, fmt::format("{}: {}; {}", config_.run_dir, reason, advice),
+                config_.run_dir));
 }
 
 }  // namespace

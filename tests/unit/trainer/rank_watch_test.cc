@@ -104,8 +104,8 @@ TEST_F(Watch, AStoppedRankIsFoundWhenAnotherHangs) {
   last.kind = Heartbeat::Kind::fail;
   last.cause = "hang";
   watch_.hear(last, now_);
-  EXPECT_TRUE(watch_.ranks()[2].silent);
-  EXPECT_FALSE(watch_.ranks()[1].silent);
+  EXPECT_TRUE(watch_.ranks()[2].stopped);
+  EXPECT_FALSE(watch_.ranks()[1].stopped);
 }
 
 TEST_F(Watch, MessagesOfOtherGenerationsAndStrangersAreDropped) {

@@ -48,6 +48,12 @@ RankState silent() {
   return rank;
 }
 
+RankState stopped() {
+  RankState rank = ended(3);
+  rank.stopped = true;
+  return rank;
+}
+
 Observed seen(std::vector<RankState> ranks) {
   Observed observed;
   observed.ranks = std::move(ranks);
@@ -94,7 +100,7 @@ TEST(Judge, SilentRanksAreAllLost) {
 }
 
 TEST(Judge, AStoppedRankIsWhyOthersHang) {
-  const Verdict verdict = judge(seen({failed(1, "hang", ErrorCode::deadline), silent(), ended(2)}));
+  const Verdict verdict = judge(seen({failed(1, "hang", ErrorCode::deadline), stopped(), ended(2)}));
   EXPECT_EQ(verdict.cause, EndCause::hang);
   EXPECT_THAT(verdict.lost, ElementsAre(1));
 }
