@@ -87,6 +87,19 @@ Verdict judge_failure(const std::vector<RankState>& ranks, int rank) {
   return verdict;
 }
 
+/// All ranks come to their deadline at once, because they wait for one that does not go on: the one that is
+/// behind. Where there is no single one, it is the one that was seen first.
+Verdict judge_hang(const std::vector<RankState>& ranks, int seen_first, const std::string& phase,
+                   double deadline_s) {
+  const auto behind =
+      std::min_element(ranks.begin(), ranks.end(),
+                       [](const RankState& a, const RankState& b) { return a.progress < b.progress; });
+  const auto as_far = std::count_if(ranks.begin(), ranks.end(),
+                                    [&](const RankState& r) { return r.progress == behind->progress; });
+  const int rank = as_far == 1 ? static_cast<int>(behind - ranks.begin()) : seen_first;
+  return {EndCause::hang, rank, fmt::format("no progress in {} for {} s", phase, deadline_s), {}, {}};
+}
+
 Verdict judge_death(const Observed& seen, int rank) {
   Verdict verdict{EndCause::signal, rank, "killed or crashed", {}, {}};
   const auto& told = seen.first_death;
@@ -142,18 +155,14 @@ Verdict judge(const Observed& seen) {
   // mpirun ends all ranks as soon as one is dead: one that came to its deadline had no dead peer, and deaths
   // beside it followed from its own.
   if (hang < 0 && dead >= 0) return judge_death(seen, dead);
-  if (hang >= 0)
-    return {EndCause::hang, hang, ranks[static_cast<std::size_t>(hang)].failure->message, {}, {}};
-
-  for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
-    const RankState& rank = ranks[static_cast<std::size_t>(i)];
-    if (rank.stuck)
-      return {EndCause::hang,
-              i,
-              fmt::format("{} exceeded its deadline of {} s", rank.phase, rank.deadline_s),
-              {},
-              {}};
+  if (hang >= 0) {
+    const Heartbeat& told = *ranks[static_cast<std::size_t>(hang)].failure;
+    return judge_hang(ranks, hang, told.phase, told.deadline_s);
   }
+
+  const auto stuck = std::find_if(ranks.begin(), ranks.end(), [](const RankState& r) { return r.stuck; });
+  if (stuck != ranks.end())
+    return judge_hang(ranks, static_cast<int>(stuck - ranks.begin()), stuck->phase, stuck->deadline_s);
   if (const int peer = first_failure(ranks, false, true); peer >= 0) return judge_failure(ranks, peer);
 
   Verdict verdict{EndCause::exit, -1, "", {}, {}};

@@ -57,7 +57,9 @@ reshard::Layout first_layout(const Config& config, const reshard::ModelSpec& mod
 }
 
 std::string failure(const Verdict& verdict) {
-  return verdict.rank < 0 ? verdict.detail : fmt::format("rank {} lost ({})", verdict.rank, verdict.detail);
+  if (verdict.rank < 0) return verdict.detail;
+  return fmt::format("rank {} {} ({})", verdict.rank, verdict.lost.empty() ? "hangs" : "lost",
+                     verdict.detail);
 }
 
 class Supervisor {

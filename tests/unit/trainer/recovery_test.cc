@@ -112,6 +112,12 @@ TEST(Judge, HangingRanksThatStillSendLoseNoSlot) {
   EXPECT_THAT(verdict.lost, IsEmpty());
   EXPECT_FALSE(verdict.error);
 
+  // The one that is behind is at fault, whoever came to its deadline first.
+  std::vector<RankState> ranks{failed(1, "hang", ErrorCode::deadline), ended(2), ended(3)};
+  ranks[0].progress = ranks[2].progress = 12;
+  ranks[1].progress = 11;
+  EXPECT_EQ(judge(seen(ranks)).rank, 1);
+
   RankState stuck = running();
   stuck.stuck = true;
   EXPECT_EQ(judge(seen({running(), stuck})).cause, EndCause::hang);
