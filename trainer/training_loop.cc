@@ -53,7 +53,7 @@ LoopEnd TrainingLoop::run(std::int64_t last) {
     if (parts_.log.failure()) throw *parts_.log.failure();
     // The reason is rank 0's to tell.
     if (parts_.comms.world->rank() == 0 && !parts_.checkpointing.last_failure().empty())
-      throw Error(ErrorCode::io, parts_.checkpointing.last_failure());
+      throw Error(ErrorCode::given_up, parts_.checkpointing.last_failure());
   });
   return state_.step < last ? LoopEnd::preempted : LoopEnd::done;
 }
