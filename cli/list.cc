@@ -42,6 +42,7 @@ int list(const Arguments& arguments) {
     if (newest.is_null() && entry.status == ckpt::Status::valid) newest = entry.path;
     const Json layout = json_document(entry.layout_json);
     const std::string status(ckpt::name(entry.status));
+    const std::string time = entry.time > 0 ? utc(entry.time) : "";  // one without COMMIT has none
     checkpoints.push_back({{"path", entry.path},
                            {"step", entry.step},
                            {"generation", entry.generation},
@@ -49,10 +50,10 @@ int list(const Arguments& arguments) {
                            {"reason", entry.reason},
                            {"layout", layout},
                            {"stored_bytes", entry.stored_bytes},
-                           {"time", utc(entry.time)}});
-    text += fmt::format("{:>10}  {:<14} {:<14} {:>10}  {}  {}{}\n", entry.step, status,
+                           {"time", time.empty() ? Json() : Json(time)}});
+    text += fmt::format("{:>10}  {:<14} {:<14} {:>10}  {:<24}  {}{}\n", entry.step, status,
                         layout.is_object() ? layout.value("string", "") : "", size_text(entry.stored_bytes),
-                        utc(entry.time), entry.path, entry.reason.empty() ? "" : "  (" + entry.reason + ")");
+                        time, entry.path, entry.reason.empty() ? "" : "  (" + entry.reason + ")");
   }
   if (json)
     print_json({{"newest_valid", newest}, {"checkpoints", checkpoints}});
