@@ -117,6 +117,7 @@ say "The checkpoint of step $reshard_at, written again for 4-way tensor parallel
 run reshard "$shardwright" reshard "$work/disturbed" "$work/resharded/$checkpoint" --layout t4p1d1z0
 cat "$work/reshard.log"
 run verify "$shardwright" verify "$work/resharded/$checkpoint"
+cat "$work/verify.log"
 run diff "$shardwright" diff "$work/disturbed" "$work/resharded/$checkpoint"
 cat "$work/diff.log"
 
