@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <tuple>
 
 #include "ckpt/chunk_pipeline.h"
 #include "ckpt/error.h"
@@ -197,8 +198,13 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
 }  // namespace
 
 Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
-                 std::uint64_t step, std::span<const SaveItem> items, const ShardOptions& options,
+                 std::uint64_t step, std::span<const SaveItem> given, const ShardOptions& options,
                  ShardStats* stats, const std::atomic<bool>* cancel) {
+  // Equal boxes make equal files, whoever lists them (training, resharding) and in whatever order.
+  std::vector<SaveItem> items(given.begin(), given.end());
+  std::stable_sort(items.begin(), items.end(), [](const SaveItem& a, const SaveItem& b) {
+    return std::tie(a.tensor, a.kind) < std::tie(b.tensor, b.kind);
+  });
   ShardStats unread;
   ShardStats& measured = stats != nullptr ? *stats : unread;
   measured = {};

@@ -132,7 +132,9 @@ class ReshardTestCase(RunTestCase):
         tensors = self.rebuilt(source)
         self.assertEqual(len(tensors), 3 * len({name for (name, kind) in self.fingerprints(source)}))
         shard = next(iter(sorted(source.glob("rank-*.h5"))))
-        dump = subprocess.run(["h5dump", "-d", "/param/model.layers.0.mlp.up_proj.weight", str(shard)], timeout=60, text=True,
+        boxes = self.ok("inspect", source, "--ranks", "--json").json()["files"][0]["boxes"]
+        matrix = next(b for b in boxes if len(b["shape"]) == 2)
+        dump = subprocess.run(["h5dump", "-d", f"/{matrix['kind']}/{matrix['tensor']}", str(shard)], timeout=60, text=True,
                               capture_output=True, env={**os.environ, "HDF5_PLUGIN_PATH": str(BUILD / "plugin")})
         self.assertEqual(dump.returncode, 0, dump.stderr)
         self.assertRegex(dump.stdout, r"\(0,0\): -?[0-9.e-]+, -?[0-9.e-]+")

@@ -64,7 +64,7 @@ class LabelSource : public ckpt::Source {
     const float first = label(tensor_, kind_, 0);
     for_each_element(region, global_shape_, [&](std::uint64_t n, std::uint64_t index) {
       float value = static_cast<float>((static_cast<std::uint64_t>(first) + index) & 0xFFFFFF);
-      if (changed && index == change_.index) value += 0.5f;
+      if (changed && index == change_.index) value = -value - 1;
       std::memcpy(dst + n * sizeof value, &value, sizeof value);
     });
   }
