@@ -104,7 +104,7 @@ class MistakesTestCase(RunTestCase):
         self.assertEqual(len(lines), 1, done)
         self.assertIn("space", lines[0])
 
-    def test_DamagedAndFutureCheckpoints(self):
+    def test_DamagedCheckpointsNameTheFile(self):
         self.train(self.tiny(), "t1")
         checkpoint = self.checkpoint(self.dir / "run", 4)
         self.assertEqual(self.one_line(2, "inspect", self.dir / "none").count(str(self.dir / "none")), 1)
@@ -116,7 +116,7 @@ class MistakesTestCase(RunTestCase):
         manifest = (checkpoint / "manifest.h5").read_bytes()
         (checkpoint / "manifest.h5").write_bytes(manifest[:100])
         self.assertIn("manifest.h5", self.one_line(1, "inspect", checkpoint))
-        self.assertEqual(self.fails(1, "verify", checkpoint, "--json").json()["problems"][0]["code"], "manifest")
+        self.assertEqual(self.fails(1, "verify", checkpoint, "--json").json()["problems"][0]["code"], "size")
 
     def test_AnotherModelNamesTheDifferingFields(self):
         self.train(self.tiny(), "t1")
