@@ -125,6 +125,7 @@ class Tidying {
     }
     env_.rename(path(name.text), final_path);
     env_.sync_dir(directory_);
+    write_latest(env_, directory_, step_dir_name(name.step));
     started_.promoted.push_back(final_path);
   }
 

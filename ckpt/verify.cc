@@ -136,9 +136,13 @@ class Verifier {
   void stray_files() {
     std::set<std::string> expected{"COMMIT", "manifest.h5"};
     for (const FileRecord& f : manifest_.files) expected.insert(f.name);
-    for (const std::string& name : env_.list(report_.path))
-      if (!expected.contains(name))
-        problem("path", name, fmt::format("{}/{}: does not belong to the checkpoint", report_.path, name));
+    try {
+      for (const std::string& name : env_.list(report_.path))
+        if (!expected.contains(name))
+          problem("path", name, fmt::format("{}/{}: does not belong to the checkpoint", report_.path, name));
+    } catch (const Error& e) {
+      problem("path", "", e.what());
+    }
   }
 
   /// Opens each shard and digests all of it but the chunks, whose digests the table holds.

@@ -2,7 +2,9 @@
 // was not fsynced kept or dropped, and with the last write torn. From each, the next generation must find the
 // previous checkpoint or the new one, whole.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <cerrno>
 #include <filesystem>
@@ -27,6 +29,8 @@ namespace shardwright::ckpt {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::IsEmpty;
+using ::testing::Not;
 using Bytes = std::vector<std::byte>;
 
 constexpr std::uint64_t kSector = 512;
@@ -203,6 +207,10 @@ std::vector<TraceOp> relative(std::vector<TraceOp> ops, const std::string& run) 
 
 class CrashReplay : public ::testing::Test {
  protected:
+  /// What is durable is simulated here; real fsyncs would only cost time.
+  static void SetUpTestSuite() {
+    if (fs::is_directory("/dev/shm")) ::setenv("TMPDIR", "/dev/shm", 0);
+  }
   void SetUp() override { begin(env_); }
 
   Started begin(Env& env) { return begin_generation(env, run_, checkpoints_); }
@@ -228,57 +236,76 @@ class CrashReplay : public ::testing::Test {
     retire(env, job);
   }
 
-  using Judge = std::function<void(const Commit&)>;
+  using Judge = std::function<bool(const Commit&)>;
 
-  /// From the crash state in `run`: the next generation starts and selects a checkpoint that is whole.
-  static void judge_state(const std::string& run, const Judge& judge) {
+  /// From the crash state in `run`: the next generation starts and selects a checkpoint that is whole and
+  /// that `judge` accepts. Says what is wrong, or nothing.
+  static std::string wrong_with(const std::string& run, const Judge& judge) {
     Env& env = posix_env();
     const std::string checkpoints = run + "/checkpoints";
-    begin_generation(env, run, checkpoints);
-    std::vector<PassedOver> passed_over;
-    const auto newest = newest_valid(env, checkpoints, &passed_over);
-    ASSERT_TRUE(newest) << "no checkpoint is left";
-    EXPECT_TRUE(passed_over.empty()) << passed_over[0].reason;
-    const VerifyReport report = verify(env, newest->path, 1);
-    ASSERT_TRUE(report.ok()) << report.problems[0].message;
-    expect_sample(Checkpoint::open(env, newest->path), newest->commit.step);
-    judge(newest->commit);
-    for (const std::string& name : env.list(checkpoints)) {
-      EXPECT_EQ(name.find(".tmp-"), std::string::npos) << name;
-      EXPECT_EQ(name.find(".trash-"), std::string::npos) << name;
+    try {
+      begin_generation(env, run, checkpoints);
+      std::vector<PassedOver> passed_over;
+      const auto newest = newest_valid(env, checkpoints, &passed_over);
+      if (!newest) return "no checkpoint is left";
+      if (!passed_over.empty()) return passed_over[0].reason;
+      const VerifyReport report = verify(env, newest->path, 1);
+      if (!report.ok()) return report.problems[0].message;
+      expect_sample(Checkpoint::open(env, newest->path), newest->commit.step);
+      for (const std::string& name : env.list(checkpoints))
+        if (name.find(".tmp-") != std::string::npos || name.find(".trash-") != std::string::npos)
+          return fmt::format("{} is left over", name);
+      return judge(newest->commit) ? ""
+                                   : fmt::format("step {} of generation {} is neither", newest->commit.step,
+                                                 newest->commit.generation);
+    } catch (const Error& e) {
+      return e.what();
     }
   }
 
-  /// Replays what `work` does, crashing after each operation in every way; returns the number of different
-  /// states.
-  std::size_t replay(const std::function<void(Env&)>& work, const Judge& judge) {
-    Disk disk = Disk::of(run_);
-    TraceEnv trace;
-    work(trace);
-    const std::vector<TraceOp> ops = relative(trace.ops(), run_);
+  /// What `work` does, as operations below the run's directory.
+  std::vector<TraceOp> trace(const std::function<void(Env&)>& work) {
+    TraceEnv env;
+    work(env);
+    return relative(env.ops(), run_);
+  }
+
+  struct Replayed {
+    std::size_t states = 0;          // different ones
+    std::vector<std::string> wrong;  // of these, with where the crash was
+  };
+
+  /// Crashes after each operation, in every way, from the state that `disk` holds before the first.
+  /// Stops at the first wrong state. Crashes before operation `from` are passed over.
+  static Replayed replay(const Disk& before, const std::vector<TraceOp>& ops, const Judge& judge,
+                         std::size_t from = 0) {
+    Disk disk = before.copy();
+    Replayed result;
     std::set<std::string> seen;
     const auto crash = [&](const Disk& at, const Loss& loss, const std::string& where) {
-      if (!seen.insert(at.key(loss)).second) return;
+      if (!result.wrong.empty() || !seen.insert(at.key(loss)).second) return;
       const TempDir scratch;
       at.leave(scratch.path(), loss);
-      SCOPED_TRACE(where + (loss.data ? ", data lost" : "") + (loss.root ? ", renames lost" : "") +
-                   (loss.inner ? ", entries lost" : ""));
-      judge_state(scratch.path(), judge);
+      if (const std::string wrong = wrong_with(scratch.path(), judge); !wrong.empty())
+        result.wrong.push_back(fmt::format("{}{}{}{}: {}", where, loss.data ? ", data lost" : "",
+                                           loss.root ? ", renames lost" : "",
+                                           loss.inner ? ", entries lost" : "", wrong));
     };
-    for (std::size_t k = 0; k <= ops.size(); ++k) {
+    for (std::size_t k = 0;; ++k) {
       const std::string where =
           k == 0 ? "at the start" : fmt::format("after operation {} on {}", k, ops[k - 1].path);
-      for (int bits = 0; bits < 8; ++bits)
+      for (int bits = 0; k >= from && bits < 8; ++bits)
         crash(disk, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, where);
-      if (HasFailure() || k == ops.size()) break;
-      if (ops[k].kind == TraceOp::write && ops[k].data.size() > 1) {
+      if (k == ops.size()) break;
+      if (k >= from && ops[k].kind == TraceOp::write && ops[k].data.size() > 1) {
         Disk torn = disk.copy();
         torn.apply(ops[k], ops[k].data.size() > kSector ? kSector : ops[k].data.size() / 2);
-        crash(torn, {}, "torn: " + ops[k].path);
+        crash(torn, {}, fmt::format("torn: {}", ops[k].path));
       }
       disk.apply(ops[k]);
     }
-    return seen.size();
+    result.states = seen.size();
+    return result;
   }
 
   TempDir dir_;
@@ -289,25 +316,50 @@ class CrashReplay : public ::testing::Test {
 
 TEST_F(CrashReplay, SaveThenRetention) {
   save_sample(env_, checkpoints_, sample(4));
+  const Disk before = Disk::of(run_);
+  const auto ops = trace([&](Env& env) { whole_save(env, sample(5)); });
   std::set<std::uint64_t> steps;
-  const std::size_t states = replay([&](Env& env) { whole_save(env, sample(5)); },
-                                    [&](const Commit& commit) {
-                                      EXPECT_TRUE(commit.step == 4 || commit.step == 5) << commit.step;
-                                      steps.insert(commit.step);
-                                    });
+  const Replayed result = replay(before, ops, [&](const Commit& commit) {
+    steps.insert(commit.step);
+    return commit.step == 4 || commit.step == 5;
+  });
+  EXPECT_THAT(result.wrong, IsEmpty());
   EXPECT_EQ(steps.size(), 2u);
-  EXPECT_GT(states, 50u);
+  EXPECT_GT(result.states, 50u);
+}
+
+/// The test of the test: without one kind of fsync, a state must turn up that is wrong.
+TEST_F(CrashReplay, EachFsyncIsNeeded) {
+  save_sample(env_, checkpoints_, sample(4));
+  const Disk before = Disk::of(run_);
+  const auto ops = trace([&](Env& env) { whole_save(env, sample(5)); });
+  const auto without = [&](TraceOp::Kind kind, const std::string& path) {
+    std::vector<TraceOp> fewer = ops;
+    EXPECT_GT(
+        std::erase_if(fewer, [&](const TraceOp& op) { return op.kind == kind && op.path.ends_with(path); }),
+        0u);
+    return replay(
+               before, fewer, [](const Commit& c) { return c.step == 4 || c.step == 5; }, fewer.size())
+        .wrong;
+  };
+  for (const char* file : {"/rank-00001.h5", "/manifest.h5", "/COMMIT.new"})
+    EXPECT_THAT(without(TraceOp::sync, file), Not(IsEmpty())) << file;
+  EXPECT_THAT(without(TraceOp::sync_dir, ".tmp-0-1"), Not(IsEmpty())) << "of the attempt";
 }
 
 TEST_F(CrashReplay, SaveOverAnExistingStep) {
   save_sample(env_, checkpoints_, sample(4));
   begin(env_);
+  const Disk before = Disk::of(run_);
+  const auto ops = trace([&](Env& env) { whole_save(env, sample(4, 2)); });
   std::set<std::uint64_t> generations;
-  replay([&](Env& env) { whole_save(env, sample(4, 2)); },
-         [&](const Commit& commit) {
-           EXPECT_EQ(commit.step, 4u);
-           generations.insert(commit.generation);
-         });
+  EXPECT_THAT(replay(before, ops,
+                     [&](const Commit& commit) {
+                       generations.insert(commit.generation);
+                       return commit.step == 4;
+                     })
+                  .wrong,
+              IsEmpty());
   EXPECT_EQ(generations, (std::set<std::uint64_t>{0, 1}));
 }
 
@@ -319,12 +371,16 @@ TEST_F(CrashReplay, StartOfAGenerationThatPromotesAndTidies) {
   fs::rename(path, again.attempt_dir(checkpoints_));  // whole, but for the commit point
   write_sample_rank(env_, checkpoints_, sample(5), 1);
   fs::create_directories(checkpoints_ + "/step-0000000001.trash-0-1");
+  const Disk before = Disk::of(run_);
+  const auto ops = trace([&](Env& env) { begin(env); });
   std::set<std::uint64_t> generations;
-  replay([&](Env& env) { begin(env); },
-         [&](const Commit& commit) {
-           EXPECT_EQ(commit.step, 4u);
-           generations.insert(commit.generation);
-         });
+  EXPECT_THAT(replay(before, ops,
+                     [&](const Commit& commit) {
+                       generations.insert(commit.generation);
+                       return commit.step == 4;
+                     })
+                  .wrong,
+              IsEmpty());
   EXPECT_TRUE(generations.contains(1));
 }
 
@@ -332,24 +388,22 @@ TEST_F(CrashReplay, B118_EachOperationFailsOnce) {
   const std::string start = dir_ / "start";
   save_sample(env_, checkpoints_, sample(4));
   fs::copy(run_, start, fs::copy_options::recursive);
-  for (const int error : {EIO, ENOSPC})
-    for (std::size_t i = 0;; ++i) {
-      fs::remove_all(run_);
-      fs::copy(start, run_, fs::copy_options::recursive);
-      TraceEnv failing;
-      failing.fail_at(i, error, true);
-      bool failed = false;
-      try {
-        whole_save(failing, sample(5));
-      } catch (const Error& e) {
-        failed = true;
-        EXPECT_FALSE(e.path().empty());
-      }
-      SCOPED_TRACE("operation " + std::to_string(i));
-      judge_state(run_, [&](const Commit& commit) { EXPECT_TRUE(commit.step == 4 || commit.step == 5); });
-      if (!failed || HasFailure()) break;
-      ASSERT_LT(i, 2000u);
+  bool failed = true;
+  for (std::size_t i = 0; failed; ++i) {
+    ASSERT_LT(i, 2000u);
+    fs::remove_all(run_);
+    fs::copy(start, run_, fs::copy_options::recursive);
+    TraceEnv failing;
+    failing.fail_at(i, i % 2 == 0 ? EIO : ENOSPC, true);  // and all that follow, as on a dead or a full disk
+    try {
+      whole_save(failing, sample(5));
+      failed = false;
+    } catch (const Error& e) {
+      EXPECT_FALSE(e.path().empty());
     }
+    EXPECT_EQ(wrong_with(run_, [](const Commit& c) { return c.step == 4 || c.step == 5; }), "")
+        << "operation " << i;
+  }
 }
 
 }  // namespace
