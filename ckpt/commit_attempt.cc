@@ -104,6 +104,7 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
   Manifest manifest = assemble(parts, job.description);
   if (job.before_commit) job.before_commit(manifest);
   Commit commit = job.commit;
+  fault_point("manifest.write", 0, commit.step);
   commit.manifest = write_manifest(env, job.attempt_dir, manifest);
   give_up_if(cancel, job.attempt_dir);
   insist_mine(job);

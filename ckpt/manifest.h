@@ -88,7 +88,7 @@ Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& pat
 std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory,
                                            const ManifestDigest& expected);
 
-/// Writes and fsyncs `directory`/manifest.h5 (fault point manifest.write) and returns its digest.
+/// Writes and fsyncs `directory`/manifest.h5 and returns its digest.
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest);
 
 /// Reads after checking size and digest, and refuses a manifest that breaks a rule of check();

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "ckpt/error.h"
-#include "ckpt/fault.h"
 #include "ckpt/hdf5_file_driver.h"
 #include "ckpt/hdf5_types.h"
 #include "ckpt/manifest.h"
@@ -195,7 +194,6 @@ std::vector<std::byte> encode_manifest(const Manifest& m) {
 
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest) {
   const std::vector<std::byte> bytes = encode_manifest(manifest);
-  fault_point("manifest.write");
   const auto file = env.create(directory + "/" + kFile);
   file->write(0, bytes);
   file->sync();
