@@ -18,6 +18,8 @@ import uuid
 from array import array
 from pathlib import Path
 
+import xxhash
+
 BUILD = Path(os.environ.get("SHARDWRIGHT_BUILD", Path(__file__).resolve().parents[2] / "build" / "release"))
 BINARY = BUILD / "bin" / "shardwright"
 MARK = "SHARDWRIGHT_TEST_MARK"
@@ -117,12 +119,20 @@ class Started:
             texts.append(file.read())
         return texts
 
+    def close(self):
+        self.out.close()
+        self.err.close()
+
     def _text(self):
         return "\n---\n".join(self._read())
 
 
 def run(*args, env=None, cwd=None, timeout=100, prefix=()):
-    return Started(args, env, cwd, prefix).wait(timeout)
+    started = Started(args, env, cwd, prefix)
+    try:
+        return started.wait(timeout)
+    finally:
+        started.close()
 
 
 def toml_value(value):
@@ -148,7 +158,7 @@ class RunTestCase(unittest.TestCase):
         self.dir = Path(tempfile.mkdtemp(prefix="shardwright-test-"))
         self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
         self.started = []
-        self.addCleanup(lambda: [s.end() for s in self.started])
+        self.addCleanup(lambda: [(s.end(), s.close()) for s in self.started])
 
     def config(self, name, model=G1, data=None, tokens=4000, **sections):
         """Writes <dir>/<name>.toml with the run directory <dir>/<name>; sections override the defaults."""
@@ -254,6 +264,12 @@ def degrees(layout):
 
 def layout_sets(layout):
     return [word for key, value in degrees(layout).items() for word in ("--set", f"parallel.{key}={value}")]
+
+
+def sign(record):
+    """A signed record of the contract: JSON line and its XXH3-64, as COMMIT and GENERATION have it."""
+    line = json.dumps(record, separators=(",", ":"))
+    return f"{line}\n{xxhash.xxh3_64_hexdigest(line.encode())}\n"
 
 
 def flip(path, offset, bit=0):
