@@ -79,7 +79,7 @@ TEST_F(CommitTest, TornOrAbsentIsIncompleteAndChangedIsDamaged) {
   EXPECT_EQ(error_of([&] { read_commit(env_, path); }).code(), ErrorCode::incomplete);
 }
 
-TEST_F(CommitTest, B141_FutureVersionIsSaidWhateverElseItHolds) {
+TEST_F(CommitTest, FutureVersionIsSaidWhateverElseItHolds) {
   env_.create_dirs(checkpoints_);
   write(checkpoints_ + "/COMMIT", sign_record(R"({"format":"shardwright","version":2,"all":"new"})"));
   const Error e = error_of([&] { read_commit(env_, checkpoints_); });

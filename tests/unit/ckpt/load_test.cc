@@ -118,7 +118,7 @@ TEST_F(LoadTest, DamagedTableOrShortShardIsRefused) {
   EXPECT_EQ(error_of([&] { expect_sample(Checkpoint::open(env_, path), 3); }).code(), ErrorCode::damaged);
 }
 
-TEST_F(LoadTest, B112_RemovedWhileBeingRead) {
+TEST_F(LoadTest, RemovedWhileBeingRead) {
   const std::string path = save(3, 3);
   const Checkpoint checkpoint = Checkpoint::open(env_, path);
   fs::remove_all(path);

@@ -82,7 +82,7 @@ TEST_F(ScanTest, DeepFindsWhatTheStructureDoesNotShow) {
   EXPECT_THAT(deep[0].reason, HasSubstr("rank-00001.h5"));
 }
 
-TEST_F(ScanTest, B109_StepIsCheckedAgainstTheDirectory) {
+TEST_F(ScanTest, StepIsCheckedAgainstTheDirectory) {
   const std::string path = save(1);
   fs::rename(path, checkpoints_ + "/step-0000000009");
   EXPECT_EQ(newest_valid(env_, checkpoints_, nullptr), std::nullopt);
