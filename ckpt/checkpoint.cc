@@ -96,7 +96,16 @@ const ShardReader& Checkpoint::shard(std::uint32_t file) const {
   const std::lock_guard lock(slot.mutex);
   if (!slot.reader) {
     try {
-      slot.reader = std::make_unique<ShardReader>(state_->env, state_->path, state_->manifest.files.at(file));
+      auto reader = std::make_unique<ShardReader>(state_->env, state_->path, state_->manifest.files.at(file));
+      // Loading needs none of these bytes, but a file with any changed bit is not the file that was
+      // committed.
+      if (reader->read_rest() != reader->record().rest) {
+        const std::string path = state_->path + "/" + reader->record().name;
+        throw Error(ErrorCode::damaged,
+                    path + ": the digest of its bytes outside the chunks does not match; verify tells more",
+                    path);
+      }
+      slot.reader = std::move(reader);
     } catch (const Error& e) {
       throw explain(e);
     }
