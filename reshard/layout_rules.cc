@@ -190,7 +190,8 @@ std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const Ba
     // preference.
     for (const std::int64_t tp : nearest_first(old.tp, std::min<std::int64_t>(m.heads, ranks))) {
       if (ranks % tp != 0 || !tp_fits(tp, m)) continue;
-      for (const std::int64_t pp : nearest_first(old.pp, std::min(m.layers, ranks / tp))) {
+      // Losing ranks is no reason for a longer pipeline than the run was given.
+      for (const std::int64_t pp : nearest_first(old.pp, std::min<std::int64_t>(old.pp, ranks / tp))) {
         if (ranks / tp % pp != 0) continue;
         if (const auto layout = adapted(old, model, batch, tp, pp, ranks / tp / pp)) return layout;
       }

@@ -124,7 +124,9 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   say_start(log, start, config);
 
   const std::int64_t last = std::min(config.train.steps, options.stop_after.value_or(config.train.steps));
-  if (!start.fresh && start.state.step >= last) {
+  // A state taken from elsewhere becomes this run's own by a save, even where no step is left.
+  const bool to_adopt = start.supersede_all && start.state.step == last;
+  if (!start.fresh && start.state.step >= last && !to_adopt) {
     log.line(fmt::format("already at step {}: nothing to do", start.state.step));
     return 0;
   }
