@@ -22,7 +22,8 @@ class VerifyTest : public ::testing::Test {
 
   std::vector<std::string> codes(int threads = 2) {
     std::vector<std::string> codes;
-    for (const Problem& p : verify(env_, path_, threads).problems) codes.push_back(p.code + " " + p.file);
+    const VerifyReport report = verify(env_, path_, threads);
+    for (const Problem& p : report.problems) codes.push_back(p.code + " " + p.file);
     return codes;
   }
   void expect_only(const std::string& code) {
@@ -57,7 +58,8 @@ TEST_F(VerifyTest, CleanAndCounted) {
   EXPECT_EQ(report.files, 5u);
   std::uint64_t bytes = 0, rows = 0;
   for (const auto& entry : fs::directory_iterator(path_)) bytes += entry.file_size();
-  for (const FileRecord& f : Checkpoint::open(env_, path_).manifest().files) rows += f.table_bytes / 24;
+  const Checkpoint checkpoint = Checkpoint::open(env_, path_);
+  for (const FileRecord& f : checkpoint.manifest().files) rows += f.table_bytes / 24;
   EXPECT_EQ(report.bytes, bytes);
   EXPECT_EQ(last, all);
   EXPECT_EQ(report.chunks, rows);
