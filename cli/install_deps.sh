@@ -5,8 +5,8 @@ set -euo pipefail
 packages=(
   cmake ninja-build g++ pkg-config
   libhdf5-dev libzstd-dev libxxhash-dev libdnnl-dev libopenmpi-dev openmpi-bin
-  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libspdlog-dev
-  libgtest-dev libgmock-dev
+  libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-h5py python3-numpy python3-xxhash python3-xxhash hdf5-tools strace util-linux
 )
 
