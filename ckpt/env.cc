@@ -1,6 +1,8 @@
 // What can be built from an Env's calls, whatever Env it is.
 #include "ckpt/env.h"
 
+#include <filesystem>
+
 #include "ckpt/error.h"
 
 namespace shardwright::ckpt {
@@ -38,13 +40,14 @@ void replace_file(Env& env, const std::string& path, const std::string& contents
 }
 
 void remove_checkpoint_dir(Env& env, const std::string& path) {
-  if (!env.exists(path)) return;
+  // What a link leads to is not ours to remove.
+  if (std::filesystem::is_symlink(path) || !env.is_dir(path)) return env.unlink(path);
   // COMMIT first: a reader that meets a missing file looks there to learn whether the checkpoint is being
   // removed.
   env.unlink(path + "/COMMIT");
   for (const std::string& entry : env.list(path)) {
     const std::string inner = path + "/" + entry;
-    if (env.is_dir(inner)) {
+    if (!std::filesystem::is_symlink(inner) && env.is_dir(inner)) {
       for (const std::string& file : env.list(inner)) env.unlink(inner + "/" + file);
       env.remove_dir(inner);
     } else {

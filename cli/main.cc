@@ -40,7 +40,7 @@ std::string help() {
 }
 
 int dispatch(const Arguments& arguments) {
-  if (arguments.empty())
+  if (arguments.empty() || arguments.front().empty())
     throw Error(ErrorCode::usage, "shardwright: no command given; `shardwright --help` lists them");
   const std::string& first = arguments.front();
   if (first == "--help" || first == "-h" || first == "help") {

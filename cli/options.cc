@@ -46,6 +46,7 @@ struct Options::State {
 
   std::string name;
   std::string example;
+  std::vector<std::pair<std::string, const std::string*>> required;
   CLI::App app;
 };
 
@@ -62,6 +63,7 @@ void Options::footer(const std::string& text) {
 
 void Options::positional(const std::string& shown, std::string& to, const std::string& meaning) {
   state_->app.add_option(shown, to, meaning)->required()->type_name("");
+  state_->required.emplace_back(shown, &to);
 }
 
 void Options::optional_positional(const std::string& shown, std::string& to, const std::string& meaning) {
@@ -136,6 +138,10 @@ bool Options::parse(const std::vector<std::string>& arguments) {
   }
   for (const std::string& left : app.remaining())
     if (left != "--") state_->refuse_left_over(left);
+  for (const auto& [shown, given] : state_->required)
+    if (given->empty())
+      state_->refuse(state_->name, fmt::format("{} is empty", shown),
+                     fmt::format("`shardwright {} --help` shows what it takes", state_->name));
   return true;
 }
 

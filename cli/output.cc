@@ -22,6 +22,49 @@ std::string dump(const nlohmann::ordered_json& document) {
   return document.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
+/// What would be right, for a message that does not say it.
+const char* advice(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::usage:
+    case ErrorCode::missing:
+    case ErrorCode::exists:
+    case ErrorCode::mismatch:
+      return "check what was asked for";
+    case ErrorCode::busy:
+      return "wait for the process that uses it, or stop that";
+    case ErrorCode::io:
+      return "check the path and its file system";
+    case ErrorCode::damaged:
+    case ErrorCode::incomplete:
+      return "a whole one is needed; `shardwright list` tells which are";
+    default:
+      return "start it again; the run's events.jsonl and logs tell more";
+  }
+}
+
+/// A message as one line that says what would be right; control characters, which paths may have, are
+/// escaped.
+std::string finished(const std::string& message, ErrorCode code) {
+  std::string line;
+  for (const char c : message) {
+    if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)
+      line += c;
+    else
+      line += c == '\n' ? "\\n" : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+  }
+  return line.find("; ") == std::string::npos ? fmt::format("{}; {}", line, advice(code)) : line;
+}
+
+/// Only mistakes in what was asked come several in one Error, a line each.
+std::string finished_lines(const Error& error) {
+  if (error.code() != ErrorCode::usage) return finished(error.what(), error.code());
+  std::istringstream lines(error.what());
+  std::string text;
+  for (std::string line; std::getline(lines, line);)
+    text += (text.empty() ? "" : "\n") + finished(line, error.code());
+  return text;
+}
+
 }  // namespace
 
 void print(const std::string& text) {
@@ -58,6 +101,7 @@ int print_error(const std::exception& error, bool json) {
     code = name(ours->code());
     path = ours->path();
     status = exit_status(ours->code());
+    message = finished_lines(*ours);
   } else if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
     code = "memory";
     message = "memory: this machine has not enough free; give fewer ranks or a smaller limit";

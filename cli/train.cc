@@ -64,6 +64,8 @@ int train(const Arguments& arguments) {
     options.resume = trainer::Resume::must;
   } else if (resume == "never") {
     options.resume = trainer::Resume::never;
+  } else if (resume == "") {
+    throw Error(ErrorCode::usage, "--resume: is empty; give auto, must, never, a checkpoint or a run");
   } else if (resume && *resume != "auto") {
     options.resume = trainer::Resume::path;
     options.resume_path = *resume;

@@ -205,6 +205,10 @@ class Assign {
     } else {
       return wrong_type();
     }
+    for (const std::string& text : values) {
+      if (!without_nul(text)) return;
+      if (text.empty()) return say("a name is empty; give " + expectation(key_));
+    }
     place(config_) = std::move(values);
   }
 
@@ -229,7 +233,13 @@ class Assign {
     }
     return true;
   }
+  bool without_nul(const std::string& text) {
+    const bool without = text.find('\0') == std::string::npos;
+    if (!without) say("has a NUL character; give " + expectation(key_));
+    return without;
+  }
   bool chosen(const std::string& text) {
+    if (!without_nul(text)) return false;
     if (key_.choices.empty() || std::ranges::find(key_.choices, text) != key_.choices.end()) return true;
     if (std::ranges::find(key_.later, text) != key_.later.end()) {
       not_built(fmt::format("\"{}\"", text));

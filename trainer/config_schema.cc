@@ -34,6 +34,10 @@ ConfigKey below_one(ConfigKey key) {
   key.open_high = true;
   return from(0, std::move(key));
 }
+ConfigKey up_to(double most, ConfigKey key) {
+  key.most = most;
+  return key;
+}
 ConfigKey built_to(double most, ConfigKey key) {
   key.built_most = most;
   return key;
@@ -49,7 +53,7 @@ std::vector<ConfigKey> make_schema() {
       {"run.dir", "directory of the run; empty: runs/<name of the file>", PLACE(Text, run_dir)},
 
       choice({"gpt2"}, {"llama"}, {"model.arch", "kind of decoder", PLACE(Text, model.arch)}),
-      required(from(1, {"model.layers", "decoder layers", PLACE(std::int64_t, model.layers)})),
+      required(up_to(100000, from(1, {"model.layers", "decoder layers", PLACE(std::int64_t, model.layers)}))),
       required(from(1, {"model.hidden", "width of the residual stream", PLACE(std::int64_t, model.hidden)})),
       required(from(1, {"model.heads", "attention heads", PLACE(std::int64_t, model.heads)})),
       from(0,

@@ -13,7 +13,6 @@ namespace {
 bool is_final(ErrorCode code) {
   switch (code) {
     case ErrorCode::io:
-    case ErrorCode::incomplete:
     case ErrorCode::deadline:
     case ErrorCode::peer:
       return false;

@@ -15,6 +15,7 @@ StopRequests::StopRequests() {
   ::sigemptyset(&stops);
   ::sigaddset(&stops, SIGTERM);
   ::sigaddset(&stops, SIGINT);
+  ::sigaddset(&stops, SIGUSR1);
   fd_ = ::signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
   if (fd_ < 0) throw_errno(errno, "cannot watch for signals", "signalfd");
   ::pthread_sigmask(SIG_BLOCK, &stops, &before_);

@@ -1,11 +1,11 @@
-// SIGTERM and SIGINT to the supervisor, as something to poll instead of something that interrupts.
+// SIGTERM, SIGINT and SIGUSR1 to the supervisor, as something to poll instead of something that interrupts.
 #pragma once
 
 #include <signal.h>
 
 namespace shardwright::trainer {
 
-/// Blocks both signals in the calling thread while it lives. Made before other threads are. Also ignores
+/// Blocks these signals in the calling thread while it lives. Made before other threads are. Also ignores
 /// SIGPIPE, so that a run does not end because nobody reads its output.
 class StopRequests {
  public:
@@ -18,8 +18,10 @@ class StopRequests {
   int fd() const { return fd_; }
   /// How many have come so far.
   int count();
-  /// Name of the first, "SIGTERM" or "SIGINT".
-  const char* first() const { return first_ == SIGINT ? "SIGINT" : "SIGTERM"; }
+  /// Name of the first, as "SIGTERM".
+  const char* first() const {
+    return first_ == SIGINT ? "SIGINT" : first_ == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
+  }
 
  private:
   sigset_t before_{};

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -241,7 +242,11 @@ int run_worker(const TrainOptions& options) {
     return exit_status(error.code());
   } catch (const std::exception& failure) {
     const auto* known = dynamic_cast<const Error*>(&failure);
-    const Error error = known != nullptr ? *known : Error(ErrorCode::io, failure.what());
+    const bool memory = dynamic_cast<const std::bad_alloc*>(&failure) != nullptr;
+    const std::string text =
+        memory ? "memory: this machine has not enough free; fewer ranks here, or a smaller model"
+               : failure.what();
+    const Error error = known != nullptr ? *known : Error(ErrorCode::io, text);
     fmt::print(stderr, "shardwright: error: rank {}: {}\n", mpi.rank(), error.what());
     progress.fail(error, cause(error));
     mpi.leave(1);

@@ -1,6 +1,7 @@
 """What a person sees after a mistake: one clear line, the right exit status, nothing done."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,33 @@ class MistakesTestCase(RunTestCase):
     def test_AMistypedFaultIsRefused(self):
         line = self.one_line(2, "list", self.dir, env={"SHARDWRIGHT_FAULT": "step.bogin=kill"})
         self.assertIn("step.begin", line)
+
+    def test_ControlCharactersOfAPathStayInOneLine(self):
+        line = self.one_line(2, "verify", f"{self.dir}/a\nb\x1b[1m")
+        self.assertIn(r"/a\nb\x1b[1m: does not exist; ", line)
+
+    def test_EmptyNames(self):
+        config = self.tiny()
+        for args in (["verify", ""], ["list", ""], ["train", config, "--resume", ""],
+                     ["train", config, "--set", "data.train="], ["train", config, "--set", 'data.valid=[""]']):
+            self.assertIn("empty; ", self.one_line(2, *args))
+        config.write_text(config.read_text().replace("[run]\n", '[run]\n"dir" = "a\\u0000b"\n# ', 1))
+        self.assertIn("run.dir: has a NUL character; ", self.one_line(2, "train", config))
+
+    def test_EveryErrorSaysWhatWouldBeRight(self):
+        config = self.tiny()
+        self.ok("train", config, "--stop-after", "1")
+        checkpoint = self.checkpoint(self.dir / "run", 1)
+        (checkpoint / "manifest.h5").unlink()
+        self.one_line(1, "inspect", checkpoint)
+        self.one_line(2, "inspect", self.dir)
+        (self.dir / "run" / "metrics.jsonl").unlink()
+        (self.dir / "run" / "metrics.jsonl").mkdir()
+        self.one_line(1, "train", config)
+        (checkpoint / "COMMIT").write_text("")
+        shutil.rmtree(self.dir / "run" / "metrics.jsonl")
+        line = self.one_line(1, "train", config, "--resume", checkpoint)
+        self.assertRegex(line, r"^.*/COMMIT: torn; ")
 
     def test_ErrorsAsJson(self):
         result = self.fails(2, "inspect", self.dir / "none", "--json")

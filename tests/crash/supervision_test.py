@@ -98,7 +98,7 @@ class SupervisionTestCase(RunTestCase):
     def test_SignalsEndWith75AndTheRunGoesOn(self):  # timeout=200
         whole = self.tiny("whole", 40)
         self.train(whole, LAYOUT)
-        for name, number, to_all in (("term", signal.SIGTERM, False), ("int", signal.SIGINT, False), ("all", signal.SIGTERM, True)):
+        for name, number, to_all in (("term", signal.SIGTERM, False), ("int", signal.SIGINT, False), ("usr1", signal.SIGUSR1, False), ("all", signal.SIGTERM, True)):
             with self.subTest(name):
                 config = self.tiny(name, 40, checkpoint={"every": 0})
                 started = self.begin(config, name, "step.forward:rank=1:step=4=delay(1500)")

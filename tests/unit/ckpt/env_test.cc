@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "ckpt/digest.h"
@@ -101,6 +102,26 @@ TEST(Env, B95_CreatesOnlyMissingDirectories) {
   replace_file(env, dir / "x/file", "");
   EXPECT_EQ(code_of([&] { posix_env().create_dirs(dir / "x/file"); }), ErrorCode::io);
   EXPECT_EQ(code_of([&] { posix_env().create_dirs(dir / "x/file/below"); }), ErrorCode::io);
+}
+
+TEST(Env, RemovalKeepsWhatALinkLeadsTo) {
+  const TempDir dir;
+  Env& env = posix_env();
+  env.create_dirs(dir / "kept/inner");
+  replace_file(env, dir / "kept/COMMIT", "");
+  replace_file(env, dir / "kept/inner/file", "");
+  env.create_dirs(dir / "checkpoint/inner");
+  replace_file(env, dir / "checkpoint/inner/file", "");
+  std::filesystem::create_symlink(dir / "kept/inner", dir / "checkpoint/linked");
+  std::filesystem::create_symlink(dir / "kept", dir / "link");
+  std::filesystem::create_symlink(dir / "nowhere", dir / "dangling");
+  replace_file(env, dir / "plain", "");
+  for (const char* name : {"checkpoint", "link", "dangling", "plain", "missing"}) {
+    remove_checkpoint_dir(env, dir / name);
+    EXPECT_FALSE(env.exists(dir / name) || std::filesystem::is_symlink(dir / name)) << name;
+  }
+  EXPECT_TRUE(env.exists(dir / "kept/COMMIT"));
+  EXPECT_TRUE(env.exists(dir / "kept/inner/file"));
 }
 
 TEST(Env, LockIsHeldOnceAndReleased) {
