@@ -71,7 +71,8 @@ struct Saver::State {
       if (options.rank == 0) commit(job, directory);
       outcome.result = SaveResult::committed;
     } catch (const std::exception& e) {
-      outcome.reason = e.what();
+      const std::lock_guard lock(mutex);
+      outcome.reason = cancel_reason.empty() ? e.what() : cancel_reason;
     }
     if (outcome.result == SaveResult::committed) {
       if (options.rank == 0) follow(outcome);
@@ -116,7 +117,8 @@ struct Saver::State {
   }
 
   /// A failing rank says so in place of its part, so that rank 0 need not wait for the deadline. If even that
-  /// fails, the deadline it is; the outcome carries the first reason either way.
+  /// fails, its caller may tell rank 0's (cancel), else the deadline it is; the outcome carries the first
+  /// reason.
   void tell_failure(SaveOutcome& outcome, const std::string& directory) {
     Part part;
     part.attempt = outcome.attempt;
@@ -181,6 +183,7 @@ struct Saver::State {
   bool stop = false;
   std::shared_ptr<Snapshot> snapshot;  // of the running save
   std::vector<SaveOutcome> outcomes;
+  std::string cancel_reason;  // of the running save; empty: not cancelled by the caller
   std::jthread thread;
 };
 
@@ -210,6 +213,8 @@ void Saver::start(SaveRequest request) {
       throw Error(ErrorCode::busy,
                   job.outcome.path + ": the previous save is still running; wait for it or skip");
     s.running = true;
+    s.cancel = false;
+    s.cancel_reason.clear();
   }
   try {
     fault_point("save.begin", s.options.rank, request.step);
@@ -250,6 +255,13 @@ void Saver::wait(double seconds) {
     throw Error(ErrorCode::deadline,
                 fmt::format("rank {}: its save is still running after {} s", state_->options.rank, seconds),
                 state_->options.checkpoints_dir);
+}
+
+void Saver::cancel(const std::string& reason) {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->running) return;
+  state_->cancel_reason = reason;
+  state_->cancel = true;
 }
 
 void Saver::before_write(const std::string& tensor, const std::string& kind, const Box& box) {

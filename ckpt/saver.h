@@ -76,6 +76,9 @@ class Saver {
   bool busy() const;
   /// Waits for the running save; Error(deadline) after `seconds`. Does not throw for a save that failed.
   void wait(double seconds);
+  /// Ends the running save, if there is one, as failed for `reason`: what the caller has learned from another
+  /// rank, which could not say so in a part (a full disk). Returns at once.
+  void cancel(const std::string& reason);
   /// Called by everything that changes saved state, just before it does.
   void before_write(const std::string& tensor, const std::string& kind, const Box& box);
   /// Outcomes since the last call, oldest first.

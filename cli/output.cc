@@ -109,12 +109,13 @@ int print_error(const std::exception& error, bool json) {
     message = fmt::format("unexpected: {}; this is a defect, please report it", message);
   }
   std::istringstream lines(message);
-  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "shardwright: error: {}\n", line);
+  for (std::string line; std::getline(lines, line);)
+    std::fputs(fmt::format("shardwright: error: {}\n", line).c_str(), stderr);
   if (json) {
     try {
       print_json({{"error", {{"code", code}, {"message", message}, {"path", path}}}});
     } catch (const Error& output) {
-      fmt::print(stderr, "shardwright: error: {}\n", output.what());
+      std::fputs(fmt::format("shardwright: error: {}\n", output.what()).c_str(), stderr);
     }
   }
   return status;
@@ -124,7 +125,7 @@ ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
 ProgressBar::~ProgressBar() {
-  if (terminal_ && last_.time_since_epoch().count() != 0) fmt::print(stderr, "\r\033[K");
+  if (terminal_ && last_.time_since_epoch().count() != 0) std::fputs(fmt::format("\r\033[K").c_str(), stderr);
 }
 
 void ProgressBar::update(std::uint64_t done, std::uint64_t all) {
@@ -134,9 +135,12 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t all) {
   const double share = all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
   constexpr int kWidth = 30;
   const int filled = static_cast<int>(std::lround(share * kWidth));
-  fmt::print(stderr, "\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
-             std::string(static_cast<std::size_t>(filled), '#'),
-             std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100, size_text(all));
+  std::fputs(
+      fmt::format("\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
+                  std::string(static_cast<std::size_t>(filled), '#'),
+                  std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100, size_text(all))
+          .c_str(),
+      stderr);
   std::fflush(stderr);
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -168,7 +169,7 @@ int reshard(const Arguments& arguments) {
     report = reshard::reshard(env, options);
   }
   for (const std::string& warning : report.warnings)
-    fmt::print(stderr, "shardwright: warning: {}\n", warning);
+    std::fputs(fmt::format("shardwright: warning: {}\n", warning).c_str(), stderr);
   if (json)
     print_json(report_json(report, options.plan_only));
   else

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <span>
 #include <thread>
@@ -50,7 +51,7 @@ class ScratchRun {
       remove(checkpoints());
       remove(path_);
     } catch (const std::exception& error) {
-      fmt::print(stderr, "shardwright: warning: {}: {}\n", path_, error.what());
+      std::fputs(fmt::format("shardwright: warning: {}: {}\n", path_, error.what()).c_str(), stderr);
     }
   }
   ScratchRun(const ScratchRun&) = delete;

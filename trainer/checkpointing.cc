@@ -48,10 +48,12 @@ void Checkpointing::put_words(std::span<double> words) {
   for (std::size_t i = 0; i < ended_failed_.size(); ++i)
     if (ended_failed_[i]) words[2] += std::ldexp(1.0, static_cast<int>(i));
   ended_failed_.clear();
+  words[3] = own_failure_.empty() ? 0 : 1;
 }
 
 void Checkpointing::take_words(std::span<const double> sums) {
   any_busy_ = sums[0] > 0;
+  if (sums[3] > 0) tell_failures();
   const std::size_t ended = static_cast<std::size_t>(sums[1]);
   const std::uint64_t failed = static_cast<std::uint64_t>(sums[2]);
   for (std::size_t i = 0; i < ended && !pending_.empty(); ++i) {
@@ -68,9 +70,14 @@ void Checkpointing::take_words(std::span<const double> sums) {
 void Checkpointing::collect_outcomes() {
   for (const ckpt::SaveOutcome& outcome : saver_.take_outcomes()) {
     if (world_.rank() != 0) {
-      if (outcome.result == ckpt::SaveResult::failed)
-        fmt::print(stderr, "rank {}: checkpoint of step {}: {}\n", world_.rank(), outcome.step,
-                   outcome.reason);
+      if (outcome.result == ckpt::SaveResult::failed) {
+        own_failure_ = outcome.reason;
+        // Not fmt::print: that throws where the log cannot be written, and a full disk is what is told here.
+        std::fputs(
+            fmt::format("rank {}: checkpoint of step {}: {}\n", world_.rank(), outcome.step, outcome.reason)
+                .c_str(),
+            stderr);
+      }
       continue;
     }
     on_outcome_(outcome);
@@ -80,13 +87,27 @@ void Checkpointing::collect_outcomes() {
   }
 }
 
+// A rank that fails may be unable to leave a part that says so; without this rank 0 would wait for its
+// deadline.
+void Checkpointing::tell_failures() {
+  const std::vector<std::string> reasons = world_.all_gather(std::exchange(own_failure_, {}));
+  if (world_.rank() != 0) return;
+  for (std::size_t rank = 0; rank < reasons.size(); ++rank) {
+    if (reasons[rank].empty()) continue;
+    saver_.cancel(fmt::format("rank {}: {}", rank, reasons[rank]));
+    return;
+  }
+}
+
 void Checkpointing::discard_failed() {
   for (const Pending& attempt : std::exchange(failed_, {})) {
     try {
       saver_.discard(attempt.attempt, static_cast<std::uint64_t>(attempt.step));
     } catch (const Error& error) {
       // Left over files are in nobody's way: the next generation tidies them.
-      fmt::print(stderr, "rank {}: files of a failed checkpoint stay: {}\n", world_.rank(), error.what());
+      std::fputs(fmt::format("rank {}: files of a failed checkpoint stay: {}\n", world_.rank(), error.what())
+                     .c_str(),
+                 stderr);
     }
   }
 }

@@ -21,7 +21,7 @@ namespace shardwright::trainer {
 class Checkpointing {
  public:
   /// Words that it adds to a sum over all ranks.
-  static constexpr std::size_t kWords = 3;
+  static constexpr std::size_t kWords = 4;
 
   /// `on_outcome` hears on rank 0 of each save once, from the calling thread; it must not throw.
   Checkpointing(ckpt::Env& env, ckpt::SaverOptions options, const Config::CheckpointSection& section,
@@ -53,6 +53,7 @@ class Checkpointing {
   };
   void collect_outcomes();
   void discard_failed();
+  void tell_failures();
 
   ckpt::SaverOptions options_;
   Config::CheckpointSection section_;
@@ -67,6 +68,7 @@ class Checkpointing {
   std::vector<bool> ended_failed_;  // rank 0: outcomes not told yet, oldest first
   std::string reason_;              // rank 0: of the newest failure
   std::string last_failure_;
+  std::string own_failure_;  // ranks other than 0: of this rank's part, not told yet
   double stall_ms_ = 0;
 };
 

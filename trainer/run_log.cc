@@ -62,7 +62,7 @@ void RunLog::path_event(const std::string& name, const std::string& path) {
 
 void RunLog::line(const std::string& text) {
   if (!speaks_) return;
-  fmt::print("{}\n", text);
+  std::fputs(fmt::format("{}\n", text).c_str(), stdout);
   std::fflush(stdout);
 }
 

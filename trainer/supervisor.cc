@@ -35,7 +35,7 @@ std::string members(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-void say(const std::string& line) { fmt::print(stderr, "shardwright: {}\n", line); }
+void say(const std::string& line) { std::fputs(fmt::format("shardwright: {}\n", line).c_str(), stderr); }
 
 /// The path of this program, for its workers.
 std::string own_program() {

@@ -247,7 +247,7 @@ int run_worker(const TrainOptions& options) {
         memory ? "memory: this machine has not enough free; fewer ranks here, or a smaller model"
                : failure.what();
     const Error error = known != nullptr ? *known : Error(ErrorCode::io, text);
-    fmt::print(stderr, "shardwright: error: rank {}: {}\n", mpi.rank(), error.what());
+    std::fputs(fmt::format("shardwright: error: rank {}: {}\n", mpi.rank(), error.what()).c_str(), stderr);
     progress.fail(error, cause(error));
     mpi.leave(1);
   }
