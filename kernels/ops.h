@@ -1,7 +1,7 @@
 // The operations that a decoder is made of, in fp32, each taking a stream. Matrices are row-major and dense
 // unless a leading dimension says otherwise. Gradients marked "+=" accumulate; all other outputs are
 // overwritten. Results are a pure function of the arguments and the number of threads, the same in each run.
-// Not built for aliased arguments unless said.
+// Not built for aliased arguments unless said. Rows, heads, widths and counts may be zero.
 //
 // Letters: B sequences, T positions, C channels (hidden), H heads, D channels of a head, V vocabulary rows
 // held here.
@@ -45,16 +45,31 @@ void gelu_forward(Stream& s, const float* x, float* y, std::int64_t n);
 /// dx = dy * gelu'(x); dx may alias dy.
 void gelu_backward(Stream& s, const float* dy, const float* x, float* dx, std::int64_t n);
 
-// --- layer norm
+/// SwiGLU (Shazeer 2020), gate_up(rows, 2F) with the gate in the first F = `width` columns: y(rows, F) =
+/// silu(gate) * up.
+void swiglu_forward(Stream& s, const float* gate_up, float* y, std::int64_t rows, std::int64_t width);
+/// d_gate_up(rows, 2F) from dy(rows, F).
+void swiglu_backward(Stream& s, const float* dy, const float* gate_up, float* d_gate_up, std::int64_t rows,
+                     std::int64_t width);
 
-/// y(rows, C) = (x - mean) * rstd * weight + bias; mean and rstd (rows) are kept for backward. eps is added
-/// to the variance.
+// --- norms
+
+/// Layer norm: y(rows, C) = (x - mean) * rstd * weight + bias; mean and rstd (rows) are kept for backward.
+/// eps is added to the variance.
 void layernorm_forward(Stream& s, const float* x, const float* weight, const float* bias, float* y,
                        float* mean, float* rstd, std::int64_t rows, std::int64_t channels, float eps);
 /// dx(rows, C) += ...; dweight(C) +=, dbias(C) +=. (dx accumulates because the residual branch meets it.)
 void layernorm_backward(Stream& s, const float* dy, const float* x, const float* weight, const float* mean,
                         const float* rstd, float* dx, float* dweight, float* dbias, std::int64_t rows,
                         std::int64_t channels);
+
+/// RMS norm (Zhang and Sennrich 2019): y(rows, C) = x * rstd * weight with rstd(rows) = 1 / sqrt(mean(x^2) +
+/// eps), kept for backward.
+void rmsnorm_forward(Stream& s, const float* x, const float* weight, float* y, float* rstd, std::int64_t rows,
+                     std::int64_t channels, float eps);
+/// dx(rows, C) += ...; dweight(C) +=.
+void rmsnorm_backward(Stream& s, const float* dy, const float* x, const float* weight, const float* rstd,
+                      float* dx, float* dweight, std::int64_t rows, std::int64_t channels);
 
 // --- embedding, with the vocabulary's rows [first, first + V) held here
 
@@ -64,26 +79,58 @@ void embedding_forward(Stream& s, const std::int32_t* tokens, const float* table
 /// dtable(V, C) += dy of the tokens held here, rows in order (deterministic).
 void embedding_backward(Stream& s, const std::int32_t* tokens, const float* dy, float* dtable,
                         std::int64_t rows, std::int64_t channels, std::int64_t first, std::int64_t held);
-/// y(B, T, C) += table(T, C), and its backward dtable(T, C) += sum over B.
-void position_forward(Stream& s, const float* table, float* y, std::int64_t batch, std::int64_t positions,
-                      std::int64_t channels);
-void position_backward(Stream& s, const float* dy, float* dtable, std::int64_t batch, std::int64_t positions,
-                       std::int64_t channels);
+/// y(rows, C) += the table(T, C)'s row of each position: row r is row first_row + r of the sequences behind
+/// each other, so its position is (first_row + r) % T. Backward: dtable(T, C) += dy, rows in order.
+void position_forward(Stream& s, const float* table, float* y, std::int64_t first_row, std::int64_t rows,
+                      std::int64_t positions, std::int64_t channels);
+void position_backward(Stream& s, const float* dy, float* dtable, std::int64_t first_row, std::int64_t rows,
+                       std::int64_t positions, std::int64_t channels);
+
+// --- rotary positions (Su et al. 2021)
+
+/// Rotates in place x, a view (rows, H, D) with row stride `stride`, row r being position r % T. Channels i
+/// and i + D/2 of a head (the pairs of Llama checkpoints) turn by the angle position * theta^(-2i/D). D is
+/// even. `inverse` turns back, which is its backward.
+void rope(Stream& s, float* x, std::int64_t stride, std::int64_t rows, std::int64_t positions,
+          std::int64_t heads, std::int64_t head_size, float theta, bool inverse);
+
+// --- dropout
+
+/// The element with index i is dropped if word i % 4 of Philox4x32-10 (key = seed, counter = (purpose, i /
+/// 4)) is below p * 2^32; what stays is multiplied by 1 / (1 - p). A pure function of the index: the same
+/// mask in each layout, cut and machine. 0 <= p < 1.
+struct Dropout {
+  float p;
+  std::uint64_t seed;
+  std::uint64_t purpose;
+};
+/// y[i] = dropout of x[i], the element with index first + i. It is its own backward; y may be x.
+void dropout(Stream& s, const Dropout& d, const float* x, float* y, std::int64_t n, std::uint64_t first);
 
 // --- causal attention
 
+/// Dropout of attention's probabilities. The one of sequence b, head h, query t and key u here has index
+/// ((sequence * all_heads + head) * T + t) * T + u with sequence = first_sequence + b, head = first_head + h.
+struct AttentionDropout {
+  Dropout dropout;
+  std::uint64_t first_sequence;
+  std::int64_t all_heads;
+  std::int64_t first_head;
+};
+
 /// q (B, T, H, D) and k, v (B, T, KV, D) are views with row stride `stride` (floats from one position to the
 /// next, so that they may lie in one fused buffer); H is a multiple of KV. out (B, T, H, D) dense. lse (B, H,
-/// T) keeps the row's log-sum-exp.
+/// T) keeps the row's log-sum-exp. `dropout` null is none.
 void attention_forward(Stream& s, const float* q, const float* k, const float* v, std::int64_t stride,
                        float* out, float* lse, std::int64_t batch, std::int64_t positions, std::int64_t heads,
-                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale);
-/// dq, dk, dv are overwritten, with row stride `dstride`.
+                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale,
+                       const AttentionDropout* dropout = nullptr);
+/// The dropout must be forward's. dq, dk, dv are overwritten, with row stride `dstride`.
 void attention_backward(Stream& s, const float* dout, const float* q, const float* k, const float* v,
                         std::int64_t stride, const float* out, const float* lse, float* dq, float* dk,
                         float* dv, std::int64_t dstride, std::int64_t batch, std::int64_t positions,
                         std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-                        float softmax_scale);
+                        float softmax_scale, const AttentionDropout* dropout = nullptr);
 
 // --- cross entropy over a vocabulary cut in ranks: the caller reduces between the passes
 

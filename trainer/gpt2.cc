@@ -71,7 +71,7 @@ class Gpt2 final : public Model {
 
     float* x = kept_.layers.front().input;
     embed(stream_, tp_, embedding_, tokens_.data(), x, rows_);
-    kernels::position_forward(stream_, positions_table_.value, x, batch, positions, channels_);
+    kernels::position_forward(stream_, positions_table_.value, x, 0, rows_, positions, channels_);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       float* out = i + 1 < layers_.size() ? kept_.layers[i + 1].input : kept_.output;
       layer_forward(layers_[i], kept_.layers[i], out);
@@ -89,7 +89,7 @@ class Gpt2 final : public Model {
     kernels::zero(stream_, dx, rows_ * channels_);
     norm_backward(final_norm_, kept_.output, kept_.final_norm);
     for (std::size_t i = layers_.size(); i-- > 0;) layer_backward(layers_[i], kept_.layers[i]);
-    kernels::position_backward(stream_, dx, positions_table_.grad, batch_, positions_, channels_);
+    kernels::position_backward(stream_, dx, positions_table_.grad, 0, rows_, positions_, channels_);
     kernels::embedding_backward(stream_, tokens_.data(), dx, embedding_.grad, rows_, channels_,
                                 embedding_.first, embedding_.held);
     rows_ = 0;  // the logits are used up

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/dropout.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
@@ -61,6 +62,30 @@ SHARDWRIGHT_CLONES void scale_rows(float* y, std::int64_t stride, const float* f
   }
 }
 
+// Dropout's factors of queries first .. first + rows - 1 of a head, as far as they see keys.
+void strip_factors(const AttentionDropout& d, std::int64_t sequence, std::int64_t head,
+                   std::int64_t positions, std::int64_t first, std::int64_t rows, std::int64_t keys,
+                   float* factors) {
+  const auto wide = [](std::int64_t n) { return static_cast<std::uint64_t>(n); };
+  const std::uint64_t plane =
+      (d.first_sequence + wide(sequence)) * wide(d.all_heads) + wide(d.first_head + head);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::uint64_t row = plane * wide(positions) + wide(first + r);
+    cpu::dropout_factors(d.dropout, factors + r * keys, first + r + 1, row * wide(positions));
+  }
+}
+
+SHARDWRIGHT_CLONES void multiply_strip(const float* __restrict factors, float* __restrict strip,
+                                       std::int64_t rows, std::int64_t first, std::int64_t keys) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* __restrict const from = factors + r * keys;
+    float* __restrict const row = strip + r * keys;
+    const std::int64_t seen = first + r + 1;
+#pragma omp simd
+    for (std::int64_t i = 0; i < seen; ++i) row[i] *= from[i];
+  }
+}
+
 // In: scores and the gradient of the probabilities. Out: probabilities in scores, the scores' gradient in
 // gradient.
 SHARDWRIGHT_CLONES void softmax_strip_backward(float* __restrict scores, float* __restrict gradient,
@@ -73,7 +98,7 @@ SHARDWRIGHT_CLONES void softmax_strip_backward(float* __restrict scores, float* 
     float* __restrict const g = gradient + r * keys;
     const float* __restrict const a = dout + r * stride;
     const float* __restrict const b = out + r * stride;
-    // Sum over keys of p * dp, which equals the product of out and its gradient.
+    // Sum over keys of p * dp, which equals the product of out and its gradient, dropout or not.
     float delta = 0;
 #pragma omp simd reduction(+ : delta)
     for (std::int64_t i = 0; i < head_size; ++i) delta += a[i] * b[i];
@@ -116,9 +141,12 @@ void for_units(std::int64_t units, std::int64_t floats, const Body& body) {
 
 void attention_forward(Stream&, const float* q, const float* k, const float* v, std::int64_t stride,
                        float* out, float* lse, std::int64_t batch, std::int64_t positions, std::int64_t heads,
-                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale) {
-  const std::int64_t out_stride = heads * head_size;
-  for_units(batch * heads, kQueries * (positions + 1), [&](std::int64_t unit, float* scratch) {
+                       std::int64_t kv_heads, std::int64_t head_size, float softmax_scale,
+                       const AttentionDropout* dropout) {
+  if (positions <= 0) return;
+  const std::int64_t out_stride = heads * head_size, strip_floats = kQueries * positions;
+  const std::int64_t floats = kQueries + (dropout != nullptr ? 2 : 1) * strip_floats;
+  for_units(batch * heads, floats, [&](std::int64_t unit, float* scratch) {
     const std::int64_t b = unit / heads, h = unit % heads, shared = h / (heads / kv_heads);
     const float* const qh = q + b * positions * stride + h * head_size;
     const float* const kh = k + b * positions * stride + shared * head_size;
@@ -126,12 +154,17 @@ void attention_forward(Stream&, const float* q, const float* k, const float* v, 
     float* const oh = out + b * positions * out_stride + h * head_size;
     float* const inverse_sum = scratch;
     float* const strip = scratch + kQueries;
+    float* const factors = strip + strip_floats;
     bool good = true;
     for (std::int64_t first = 0; first < positions; first += kQueries) {
       const std::int64_t rows = std::min(kQueries, positions - first), keys = first + rows;
       good &= gemm('N', 'T', rows, keys, head_size, softmax_scale, qh + first * stride, stride, kh, stride,
                    0.0f, strip, keys);
       softmax_strip(strip, rows, first, keys, inverse_sum, lse + unit * positions + first);
+      if (dropout != nullptr) {
+        strip_factors(*dropout, b, h, positions, first, rows, keys, factors);
+        multiply_strip(factors, strip, rows, first, keys);
+      }
       good &= gemm('N', 'N', rows, head_size, keys, 1.0f, strip, keys, vh, stride, 0.0f,
                    oh + first * out_stride, out_stride);
       scale_rows(oh + first * out_stride, out_stride, inverse_sum, rows, head_size);
@@ -144,45 +177,56 @@ void attention_backward(Stream&, const float* dout, const float* q, const float*
                         std::int64_t stride, const float* out, const float* lse, float* dq, float* dk,
                         float* dv, std::int64_t dstride, std::int64_t batch, std::int64_t positions,
                         std::int64_t heads, std::int64_t kv_heads, std::int64_t head_size,
-                        float softmax_scale) {
+                        float softmax_scale, const AttentionDropout* dropout) {
+  if (positions <= 0 || kv_heads <= 0) return;
   const std::int64_t out_stride = heads * head_size, group = heads / kv_heads;
+  const std::int64_t strip_floats = kQueries * positions;
   // A unit is a key head with all the query heads that use it, so that its dk and dv have one writer.
-  for_units(batch * kv_heads, 2 * kQueries * positions, [&](std::int64_t unit, float* scratch) {
-    const std::int64_t b = unit / kv_heads, shared = unit % kv_heads;
-    const std::int64_t in = b * positions * stride, gradient = b * positions * dstride;
-    const float* const kh = k + in + shared * head_size;
-    const float* const vh = v + in + shared * head_size;
-    float* const dkh = dk + gradient + shared * head_size;
-    float* const dvh = dv + gradient + shared * head_size;
-    float* const scores = scratch;
-    float* const dscores = scratch + kQueries * positions;
-    bool good = true;
-    float beta = 0.0f;
-    for (std::int64_t h = shared * group; h < (shared + 1) * group; ++h) {
-      const float* const qh = q + in + h * head_size;
-      const float* const oh = out + b * positions * out_stride + h * head_size;
-      const float* const doh = dout + b * positions * out_stride + h * head_size;
-      // From the last strip, which meets every key: the first product into dk and dv writes all of them.
-      for (std::int64_t first = (positions - 1) / kQueries * kQueries; first >= 0; first -= kQueries) {
-        const std::int64_t rows = std::min(kQueries, positions - first), keys = first + rows;
-        const float* const qs = qh + first * stride;
-        const float* const dos = doh + first * out_stride;
-        good &=
-            gemm('N', 'T', rows, keys, head_size, softmax_scale, qs, stride, kh, stride, 0.0f, scores, keys);
-        good &= gemm('N', 'T', rows, keys, head_size, 1.0f, dos, out_stride, vh, stride, 0.0f, dscores, keys);
-        softmax_strip_backward(scores, dscores, rows, first, keys, lse + (b * heads + h) * positions + first,
-                               dos, oh + first * out_stride, out_stride, head_size);
-        good &=
-            gemm('T', 'N', keys, head_size, rows, 1.0f, scores, keys, dos, out_stride, beta, dvh, dstride);
-        good &= gemm('T', 'N', keys, head_size, rows, softmax_scale, dscores, keys, qs, stride, beta, dkh,
-                     dstride);
-        good &= gemm('N', 'N', rows, head_size, keys, softmax_scale, dscores, keys, kh, stride, 0.0f,
-                     dq + gradient + h * head_size + first * dstride, dstride);
-        beta = 1.0f;
-      }
-    }
-    return good;
-  });
+  for_units(
+      batch * kv_heads, (dropout != nullptr ? 3 : 2) * strip_floats, [&](std::int64_t unit, float* scratch) {
+        const std::int64_t b = unit / kv_heads, shared = unit % kv_heads;
+        const std::int64_t in = b * positions * stride, gradient = b * positions * dstride;
+        const float* const kh = k + in + shared * head_size;
+        const float* const vh = v + in + shared * head_size;
+        float* const dkh = dk + gradient + shared * head_size;
+        float* const dvh = dv + gradient + shared * head_size;
+        float* const scores = scratch;
+        float* const dscores = scratch + strip_floats;
+        float* const factors = dscores + strip_floats;
+        bool good = true;
+        float beta = 0.0f;
+        for (std::int64_t h = shared * group; h < (shared + 1) * group; ++h) {
+          const float* const qh = q + in + h * head_size;
+          const float* const oh = out + b * positions * out_stride + h * head_size;
+          const float* const doh = dout + b * positions * out_stride + h * head_size;
+          // From the last strip, which meets every key: the first product into dk and dv writes all of them.
+          for (std::int64_t first = (positions - 1) / kQueries * kQueries; first >= 0; first -= kQueries) {
+            const std::int64_t rows = std::min(kQueries, positions - first), keys = first + rows;
+            const float* const qs = qh + first * stride;
+            const float* const dos = doh + first * out_stride;
+            good &= gemm('N', 'T', rows, keys, head_size, softmax_scale, qs, stride, kh, stride, 0.0f, scores,
+                         keys);
+            good &=
+                gemm('N', 'T', rows, keys, head_size, 1.0f, dos, out_stride, vh, stride, 0.0f, dscores, keys);
+            if (dropout != nullptr) {
+              strip_factors(*dropout, b, h, positions, first, rows, keys, factors);
+              multiply_strip(factors, dscores, rows, first, keys);
+            }
+            softmax_strip_backward(scores, dscores, rows, first, keys,
+                                   lse + (b * heads + h) * positions + first, dos, oh + first * out_stride,
+                                   out_stride, head_size);
+            if (dropout != nullptr) multiply_strip(factors, scores, rows, first, keys);
+            good &= gemm('T', 'N', keys, head_size, rows, 1.0f, scores, keys, dos, out_stride, beta, dvh,
+                         dstride);
+            good &= gemm('T', 'N', keys, head_size, rows, softmax_scale, dscores, keys, qs, stride, beta, dkh,
+                         dstride);
+            good &= gemm('N', 'N', rows, head_size, keys, softmax_scale, dscores, keys, kh, stride, 0.0f,
+                         dq + gradient + h * head_size + first * dstride, dstride);
+            beta = 1.0f;
+          }
+        }
+        return good;
+      });
 }
 
 }  // namespace shardwright::kernels

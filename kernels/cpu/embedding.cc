@@ -1,5 +1,6 @@
 // Token and position embeddings. Backward cuts columns or positions among threads, never the sum of one
 // element, so its bits do not depend on the number of threads.
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/clones.h"
@@ -43,19 +44,24 @@ void embedding_backward(Stream&, const std::int32_t* tokens, const float* dy, fl
   });
 }
 
-void position_forward(Stream&, const float* table, float* y, std::int64_t batch, std::int64_t positions,
-                      std::int64_t channels) {
-  cpu::for_ranges(batch * positions, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
+void position_forward(Stream&, const float* table, float* y, std::int64_t first_row, std::int64_t rows,
+                      std::int64_t positions, std::int64_t channels) {
+  cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r)
-      add_row(table + r % positions * channels, y + r * channels, channels);
+      add_row(table + (first_row + r) % positions * channels, y + r * channels, channels);
   });
 }
 
-void position_backward(Stream&, const float* dy, float* dtable, std::int64_t batch, std::int64_t positions,
-                       std::int64_t channels) {
+void position_backward(Stream&, const float* dy, float* dtable, std::int64_t first_row, std::int64_t rows,
+                       std::int64_t positions, std::int64_t channels) {
+  const std::int64_t end_row = first_row + rows;
   cpu::for_ranges(positions, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = 0; b < batch; ++b) {
-      add_row(dy + (b * positions + begin) * channels, dtable + begin * channels, (end - begin) * channels);
+    // `start` is the first row of a sequence; its positions begin .. end - 1 are added as far as dy has them.
+    for (std::int64_t start = first_row / positions * positions; start < end_row; start += positions) {
+      const std::int64_t lower = std::max(first_row, start + begin), upper = std::min(end_row, start + end);
+      if (lower >= upper) continue;
+      add_row(dy + (lower - first_row) * channels, dtable + (lower - start) * channels,
+              (upper - lower) * channels);
     }
   });
 }

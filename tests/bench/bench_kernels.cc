@@ -72,16 +72,21 @@ BENCHMARK(linear)
 void attention(benchmark::State& state) {
   Stream s(DeviceKind::cpu);
   const std::int64_t positions = state.range(1), batch = kRows / positions, size = kChannels / kHeads;
+  const AttentionDropout tenth{.dropout = {.p = 0.1f, .seed = 1, .purpose = 2},
+                               .first_sequence = 0,
+                               .all_heads = kHeads,
+                               .first_head = 0};
+  const AttentionDropout* const mask = state.range(2) != 0 ? &tenth : nullptr;
   const Buffer qkv(3 * kRows * kChannels), out(kRows * kChannels), lse(kRows * kHeads),
       gradient(3 * kRows * kChannels);
   const auto forward = [&] {
     attention_forward(s, qkv, qkv + kChannels, qkv + 2 * kChannels, 3 * kChannels, out, lse, batch, positions,
-                      kHeads, kHeads, size, 0.125f);
+                      kHeads, kHeads, size, 0.125f, mask);
   };
   const auto backward = [&] {
     attention_backward(s, out, qkv, qkv + kChannels, qkv + 2 * kChannels, 3 * kChannels, out, lse, gradient,
                        gradient + kChannels, gradient + 2 * kChannels, 3 * kChannels, batch, positions,
-                       kHeads, kHeads, size, 0.125f);
+                       kHeads, kHeads, size, 0.125f, mask);
   };
   forward();
   for (auto _ : state) {
@@ -96,8 +101,8 @@ void attention(benchmark::State& state) {
         (state.range(0) == 0 ? 2.0 : 5.0) * static_cast<double>(kRows * positions * kChannels));
 }
 BENCHMARK(attention)
-    ->ArgNames({"backward", "positions"})
-    ->ArgsProduct({{0, 1}, {256, 1024}})
+    ->ArgNames({"backward", "positions", "dropout"})
+    ->ArgsProduct({{0, 1}, {256, 1024}, {0, 1}})
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 
@@ -117,6 +122,57 @@ void layernorm(benchmark::State& state) {
   count_bytes(state, (state.range(0) == 0 ? 2 : 4) * kRows * kChannels);
 }
 BENCHMARK(layernorm)->ArgName("backward")->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->UseRealTime();
+
+void rmsnorm(benchmark::State& state) {
+  Stream s(DeviceKind::cpu);
+  const Buffer x(kRows * kChannels), y(kRows * kChannels), dx(kRows * kChannels), weight(kChannels);
+  const Buffer rstd(kRows), dweight(kChannels);
+  rmsnorm_forward(s, x, weight, y, rstd, kRows, kChannels, 1e-5f);
+  for (auto _ : state) {
+    if (state.range(0) == 0) {
+      rmsnorm_forward(s, x, weight, y, rstd, kRows, kChannels, 1e-5f);
+    } else {
+      rmsnorm_backward(s, y, x, weight, rstd, dx, dweight, kRows, kChannels);
+    }
+  }
+  count_bytes(state, (state.range(0) == 0 ? 2 : 4) * kRows * kChannels);
+}
+BENCHMARK(rmsnorm)->ArgName("backward")->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->UseRealTime();
+
+// Queries of a fused q, k, v buffer.
+void rotary(benchmark::State& state) {
+  Stream s(DeviceKind::cpu);
+  const Buffer qkv(3 * kRows * kChannels);
+  for (auto _ : state) {
+    rope(s, qkv, 3 * kChannels, kRows, kPositions, kHeads, kChannels / kHeads, 10000.0f, false);
+  }
+  count_bytes(state, 2 * kRows * kChannels);
+}
+BENCHMARK(rotary)->Unit(benchmark::kMicrosecond)->UseRealTime();
+
+void swiglu(benchmark::State& state) {
+  Stream s(DeviceKind::cpu);
+  constexpr std::int64_t kWidth = 1024;
+  const Buffer gate_up(kRows * 2 * kWidth), gradient(kRows * 2 * kWidth), y(kRows * kWidth);
+  for (auto _ : state) {
+    if (state.range(0) == 0) {
+      swiglu_forward(s, gate_up, y, kRows, kWidth);
+    } else {
+      swiglu_backward(s, y, gate_up, gradient, kRows, kWidth);
+    }
+  }
+  count_bytes(state, (state.range(0) == 0 ? 3 : 5) * kRows * kWidth);
+}
+BENCHMARK(swiglu)->ArgName("backward")->Arg(0)->Arg(1)->Unit(benchmark::kMicrosecond)->UseRealTime();
+
+void residual_dropout(benchmark::State& state) {
+  Stream s(DeviceKind::cpu);
+  const Buffer x(kRows * kChannels), y(kRows * kChannels);
+  const Dropout d{.p = 0.1f, .seed = 1, .purpose = 2};
+  for (auto _ : state) dropout(s, d, x, y, kRows * kChannels, 0);
+  count_bytes(state, 2 * kRows * kChannels);
+}
+BENCHMARK(residual_dropout)->Unit(benchmark::kMicrosecond)->UseRealTime();
 
 void gelu(benchmark::State& state) {
   Stream s(DeviceKind::cpu);

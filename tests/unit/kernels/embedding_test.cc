@@ -34,22 +34,46 @@ TEST(Embedding, SlicesAddUpAndBackwardAccumulates) {
   }
 }
 
+// Rows from the start of a sequence and from within one, as ranks of a sequence-parallel group hold them.
 TEST(Embedding, PositionsForwardAndBackward) {
   Stream s(DeviceKind::cpu);
-  for (const auto& [batch, positions, channels] :
-       {std::array<std::int64_t, 3>{1, 1, 12}, {3, 7, 5}, {2, 130, 300}}) {
-    const Floats table = random_floats(positions * channels, 1),
-                 dy = random_floats(batch * positions * channels, 2);
+  for (const auto& [first, rows, positions, channels] : {std::array<std::int64_t, 4>{0, 1, 1, 12},
+                                                         {0, 21, 7, 5},
+                                                         {5, 4, 7, 5},
+                                                         {3, 11, 7, 5},
+                                                         {20, 17, 7, 1},
+                                                         {7, 0, 7, 5},
+                                                         {3, 0, 7, 5},
+                                                         {0, 260, 130, 300},
+                                                         {129, 3, 130, 300}}) {
+    const Floats table = random_floats(positions * channels, 1), dy = random_floats(rows * channels, 2);
     Floats y = dy, gradient(table.size(), 0.5f);
-    position_forward(s, table.data(), y.data(), batch, positions, channels);
-    position_backward(s, dy.data(), gradient.data(), batch, positions, channels);
+    position_forward(s, table.data(), y.data(), first, rows, positions, channels);
+    position_backward(s, dy.data(), gradient.data(), first, rows, positions, channels);
     Doubles want(table.size(), 0.5);
     for (std::size_t i = 0; i < dy.size(); ++i) {
-      ASSERT_EQ(y[i], dy[i] + table[i % table.size()]);
-      want[i % table.size()] += static_cast<double>(dy[i]);
+      const std::size_t at = (i + static_cast<std::size_t>(first * channels)) % table.size();
+      ASSERT_EQ(y[i], dy[i] + table[at]);
+      want[at] += static_cast<double>(dy[i]);
     }
     expect_close(gradient, want, 1e-6, "gradient");
   }
+}
+
+TEST(Embedding, PositionsBackwardHasTheSameBitsForAnyNumberOfThreads) {
+  Stream s(DeviceKind::cpu);
+  constexpr std::int64_t kRows = 777, kPositions = 130, kChannels = 300;
+  const Floats dy = random_floats(kRows * kChannels, 1);
+  const int before = threads();
+  Floats first;
+  for (const int count : {1, 2, 3, 5}) {
+    set_threads(count);
+    Floats gradient(kPositions * kChannels);
+    position_backward(s, dy.data(), gradient.data(), 57, kRows, kPositions, kChannels);
+    if (first.empty()) first = gradient;
+    EXPECT_EQ(gradient, first) << count;
+  }
+  set_threads(before);
 }
 
 }  // namespace
