@@ -24,7 +24,7 @@ using Json = nlohmann::ordered_json;
 struct LayoutFlags {
   std::optional<std::string> whole;
   std::optional<std::int64_t> tp, pp, dp, zero, vpp;
-  std::optional<std::string> stages;
+  std::optional<std::string> stages, order;
 
   void declare(Options& flags) {
     flags.text("--layout", "LAYOUT", whole, "target layout, as t2p1d2z1");
@@ -34,34 +34,41 @@ struct LayoutFlags {
     flags.integer("--zero", "Z", 0, zero, "ZeRO stage");
     flags.integer("--vpp", "V", 1, vpp, "virtual stages of a rank");
     flags.text("--stages", "5,6,6,5", stages, "layers of each stage");
+    flags.text("--rank-order", "tdp", order, "which axis counts fastest to slowest among the ranks");
   }
 
   reshard::Layout apply(const ckpt::Manifest& source) const {
+    reshard::Layout layout = degrees(source);
+    if (stages) layout.stages = parse_stages(*stages);
+    if (order) layout.order = *order;
+    return layout;
+  }
+
+ private:
+  reshard::Layout degrees(const ckpt::Manifest& source) const {
     const bool single = tp || pp || dp || zero || vpp;
     if (whole) {
       if (single)
         throw Error(ErrorCode::usage, "--layout: is given beside single degrees; give the one or the others");
-      reshard::Layout layout = reshard::parse_layout(*whole);
-      if (stages) layout.stages = parse_stages(*stages);
-      return layout;
+      return reshard::parse_layout(*whole);
     }
     const Json layout = json_document(source.description.layout);
     if (layout.is_null())
       throw Error(ErrorCode::usage, "--layout: is missing, and the source says none; give it as t2p1d2z1");
-    if (!single && !stages) return reshard::parse_layout_json(source.description.layout);
+    reshard::Layout from = reshard::parse_layout_json(source.description.layout);
+    if (!single) return from;
     // The source's degrees with those given in their place, as a layout string: what they mean is the reshard
     // room's business.
-    const std::tuple<char, const char*, const std::optional<std::int64_t>*> degrees[] = {
+    const std::tuple<char, const char*, const std::optional<std::int64_t>*> letters[] = {
         {'t', "tp", &tp}, {'p', "pp", &pp}, {'d', "dp", &dp}, {'z', "zero", &zero}, {'v', "vpp", &vpp}};
     std::string text;
-    for (const auto& [letter, name, given] : degrees)
+    for (const auto& [letter, name, given] : letters)
       text += fmt::format("{}{}", letter, *given ? **given : layout.at(name).get<std::int64_t>());
     reshard::Layout target = reshard::parse_layout(text);
-    if (stages) target.stages = parse_stages(*stages);
+    target.order = from.order;
     return target;
   }
 
- private:
   static std::vector<int> parse_stages(const std::string& text) {
     std::vector<int> numbers;
     const char* at = text.data();

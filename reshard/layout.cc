@@ -28,6 +28,13 @@ std::vector<int> spread(int items, int parts) {
   return sizes;
 }
 
+Axis axis_of(char letter) {
+  assert(letter == 't' || letter == 'd' || letter == 'p');
+  return letter == 't' ? Axis::tp : letter == 'd' ? Axis::dp : Axis::pp;
+}
+
+int& along(Coordinates& at, Axis axis) { return axis == Axis::tp ? at.tp : axis == Axis::pp ? at.pp : at.dp; }
+
 }  // namespace
 
 std::string Layout::string() const {
@@ -38,25 +45,29 @@ std::string Layout::string() const {
 
 Coordinates coordinates(const Layout& layout, int rank) {
   assert(rank >= 0 && rank < layout.ranks());
-  return {.tp = rank % layout.tp, .pp = rank / (layout.tp * layout.dp), .dp = rank / layout.tp % layout.dp};
+  Coordinates at;
+  for (const char letter : layout.order) {
+    const int size = axis_size(layout, axis_of(letter));
+    along(at, axis_of(letter)) = rank % size;
+    rank /= size;
+  }
+  return at;
 }
 
 int rank_at(const Layout& layout, const Coordinates& at) {
-  return at.tp + layout.tp * (at.dp + layout.dp * at.pp);
+  Coordinates counted = at;
+  int rank = 0;
+  int stride = 1;
+  for (const char letter : layout.order) {
+    rank += stride * along(counted, axis_of(letter));
+    stride *= axis_size(layout, axis_of(letter));
+  }
+  return rank;
 }
 
 int axis_index(const Layout& layout, int rank, Axis axis) {
-  const Coordinates at = coordinates(layout, rank);
-  switch (axis) {
-    case Axis::tp:
-      return at.tp;
-    case Axis::pp:
-      return at.pp;
-    case Axis::dp:
-      return at.dp;
-  }
-  assert(false);
-  return 0;
+  Coordinates at = coordinates(layout, rank);
+  return along(at, axis);
 }
 
 int axis_size(const Layout& layout, Axis axis) {
@@ -75,7 +86,7 @@ int axis_size(const Layout& layout, Axis axis) {
 std::vector<int> axis_group(const Layout& layout, int rank, Axis axis) {
   std::vector<int> group;
   Coordinates at = coordinates(layout, rank);
-  int& moving = axis == Axis::tp ? at.tp : axis == Axis::pp ? at.pp : at.dp;
+  int& moving = along(at, axis);
   for (moving = 0; moving < axis_size(layout, axis); ++moving) group.push_back(rank_at(layout, at));
   return group;
 }
@@ -114,10 +125,30 @@ std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model) {
   return spread(static_cast<int>(model.config.layers), layout.pp * layout.vpp);
 }
 
+std::vector<StageLayers> virtual_stages(const Layout& layout, const ModelSpec& model, int rank) {
+  const std::vector<int> sizes = stage_layers(layout, model);
+  const auto here = static_cast<std::size_t>(coordinates(layout, rank).pp);
+  std::vector<StageLayers> stages;
+  std::int64_t layer = 0;
+  for (std::size_t s = 0; s < sizes.size(); ++s) {
+    if (s % static_cast<std::size_t>(layout.pp) == here) {
+      stages.push_back({static_cast<int>(s), layer, sizes[s], s == 0, s + 1 == sizes.size()});
+    }
+    layer += sizes[s];
+  }
+  return stages;
+}
+
+bool is_rank_order(std::string_view order) {
+  std::string sorted(order);
+  std::sort(sorted.begin(), sorted.end());
+  return sorted == "dpt";
+}
+
 std::string to_json(const Layout& layout, const ModelSpec& model) {
-  return Json{{"tp", layout.tp},          {"pp", layout.pp},   {"dp", layout.dp},
-              {"zero", layout.zero},      {"vpp", layout.vpp}, {"stages", stage_layers(layout, model)},
-              {"string", layout.string()}}
+  return Json{{"tp", layout.tp},       {"pp", layout.pp},          {"dp", layout.dp},
+              {"zero", layout.zero},   {"vpp", layout.vpp},        {"stages", stage_layers(layout, model)},
+              {"order", layout.order}, {"string", layout.string()}}
       .dump();
 }
 
@@ -131,6 +162,7 @@ Layout parse_layout_json(const std::string& json) {
     j.at("zero").get_to(layout.zero);
     j.at("vpp").get_to(layout.vpp);
     j.at("stages").get_to(layout.stages);
+    if (j.contains("order")) j.at("order").get_to(layout.order);
   } catch (const Json::exception& e) {
     throw Error(
         ErrorCode::damaged,
@@ -141,6 +173,10 @@ Layout parse_layout_json(const std::string& json) {
       throw Error(ErrorCode::damaged,
                   fmt::format("layout description: a degree is {}; 1 to {}", degree, kMaxRanks));
     }
+  }
+  if (!is_rank_order(layout.order)) {
+    throw Error(ErrorCode::damaged,
+                fmt::format("layout description: order is '{}'; t, d and p, each once", layout.order));
   }
   // What the rule would give anyway is not a choice of the user's: dropping it lets a later change of pp
   // spread anew.

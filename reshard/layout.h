@@ -1,5 +1,5 @@
-// A layout: the degrees of parallelism of a run. Together with reshard/placement.* this is the only code that turns
-// ranks, coordinates and degrees into anything else; everyone else asks.
+// A layout: the degrees of parallelism of a run. Together with reshard/placement.* this is the only code that
+// turns ranks, coordinates and degrees into anything else; everyone else asks.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@ namespace shardwright::reshard {
 /// Ranks of a checkpoint have five digits in its file names; no layout may have more.
 inline constexpr int kMaxRanks = 100000;
 
-/// Ranks count tp fastest, then dp, then pp.
 struct Layout {
   int tp = 1;
   int pp = 1;
   int dp = 1;
   int zero = 0;
   int vpp = 1;
-  std::vector<int> stages = {};  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
+  std::vector<int> stages =
+      {};  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
+  std::string order = "tdp";  // which axis counts fastest to slowest among the ranks: t, d and p, each once
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int ranks() const { return tp * pp * dp; }
@@ -45,15 +46,30 @@ std::vector<int> axis_group(const Layout& layout, int rank, Axis axis);
 int axis_index(const Layout& layout, int rank, Axis axis);
 int axis_size(const Layout& layout, Axis axis);
 
+/// True for t, d and p, each once.
+bool is_rank_order(std::string_view order);
+
 /// Letters in any order, a missing one is 1 (z: 0); Error(usage) names the mistake.
 Layout parse_layout(std::string_view text);
 
-/// Layers of each (virtual) stage: `stages` if given, else layers spread so that the first (layers mod stages) stages
-/// have one more.
+/// Layers of each (virtual) stage: `stages` if given, else layers spread so that the first (layers mod
+/// stages) stages have one more.
 std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model);
 
-/// JSON object of the contract: {"tp","pp","dp","zero","vpp","stages","string"}, and back (Error(damaged) for a bad one). Going
-/// back, stages that are just the even spread become empty, so that a change of pp spreads them anew.
+/// A run of layers that one rank computes in one go.
+struct StageLayers {
+  int stage = 0;  // in model order, 0 to pp * vpp - 1
+  std::int64_t first_layer = 0;
+  std::int64_t layers = 0;
+  bool first = false;  // of the whole model: the embedding comes before it
+  bool last = false;   // of the whole model: the final norm and the head come after it
+};
+/// The (virtual) pipeline stages that `rank` runs, in model order: stage s runs on pipeline rank s mod pp.
+std::vector<StageLayers> virtual_stages(const Layout& layout, const ModelSpec& model, int rank);
+
+/// JSON object of the contract: {"tp","pp","dp","zero","vpp","stages","order","string"}, and back
+/// (Error(damaged) for a bad one; no "order" is "tdp"). Going back, stages that are just the even spread
+/// become empty, so that a change of pp spreads them anew.
 std::string to_json(const Layout& layout, const ModelSpec& model);
 Layout parse_layout_json(const std::string& json);
 
@@ -63,8 +79,8 @@ struct BatchShape {
   std::int64_t micro_batch = 0;
 };
 
-/// One message per broken rule, each naming the rule and the nearest legal values; empty if legal. With `batch`, also
-/// training's rules (micro_batch * dp divides global_batch).
+/// One message per broken rule, each naming the rule and the nearest legal values; empty if legal. With
+/// `batch`, also training's rules (micro_batch * dp divides global_batch).
 std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
                                  const std::optional<BatchShape>& batch = {});
 /// Throws Error(usage) with all of them, a line each.
@@ -76,10 +92,11 @@ std::int64_t micro_batches(const Layout& layout, const BatchShape& batch);
 /// dp = 0 in the configuration: what the rank count leaves. Error(usage) if the degrees do not make `ranks`.
 Layout with_ranks(Layout layout, int ranks);
 
-/// The layout to go on with on at most `remaining` ranks after `old` lost some: the largest rank count with a legal layout;
-/// among those same tp and pp with less dp, then same tp with less pp (nearest the old, smaller first), then the smallest
-/// change of tp. `stages` is kept only if its length fits. Nothing if no layout of at least `min_ranks` is legal.
-std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const BatchShape& batch, int remaining,
-                             int min_ranks);
+/// The layout to go on with on at most `remaining` ranks after `old` lost some: the largest rank count with a
+/// legal layout; among those same tp and pp with less dp, then same tp with less pp (nearest the old, smaller
+/// first), then the smallest change of tp. `stages` is kept only if its length fits. Nothing if no layout of
+/// at least `min_ranks` is legal.
+std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const BatchShape& batch,
+                             int remaining, int min_ranks);
 
 }  // namespace shardwright::reshard

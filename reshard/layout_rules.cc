@@ -127,6 +127,12 @@ std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
   if (layout.zero < 0 || layout.zero > 3) {
     broken.push_back(fmt::format("zero {}: no such stage; 0 to 3", layout.zero));
   }
+  if (!is_rank_order(layout.order)) {
+    broken.push_back(fmt::format(
+        "rank order '{}': does not name each axis once; t, d and p from fastest to slowest, one of "
+        "tdp, tpd, dtp, dpt, ptd, pdt",
+        layout.order));
+  }
   if (batch && (batch->global_batch < 1 || batch->micro_batch < 1)) {
     broken.push_back("global_batch and micro_batch: below 1; at least 1");
   }

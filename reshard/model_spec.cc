@@ -25,14 +25,22 @@ void check_extent(const char* key, std::int64_t value) {
   if (value < 1 || value > kMaxExtent) refuse(key, fmt::format("is {}", value), "an integer from 1 to 2^30");
 }
 
+// Two thirds of 4 * hidden, which gives a gated MLP the size of one without a gate, up to a multiple of 8.
+std::int64_t default_llama_ffn(std::int64_t hidden) {
+  const std::int64_t two_thirds = (8 * hidden + 2) / 3;
+  return (two_thirds + 7) / 8 * 8;
+}
+
 ModelConfig checked(ModelConfig c) {
-  if (c.arch == "llama") refuse("arch", "'llama' is not built yet", "'gpt2' is");
-  if (c.arch != "gpt2") refuse("arch", fmt::format("'{}' is not known", c.arch), "known: gpt2");
+  const bool llama = c.arch == "llama";
+  if (!llama && c.arch != "gpt2") {
+    refuse("arch", fmt::format("'{}' is not known", c.arch), "known: gpt2, llama");
+  }
   check_extent("layers", c.layers);
   check_extent("hidden", c.hidden);
   check_extent("heads", c.heads);
   if (c.kv_heads == 0) c.kv_heads = c.heads;
-  if (c.ffn == 0) c.ffn = 4 * c.hidden;
+  if (c.ffn == 0) c.ffn = llama ? default_llama_ffn(c.hidden) : 4 * c.hidden;
   check_extent("kv_heads", c.kv_heads);
   check_extent("ffn", c.ffn);
   check_extent("vocab", c.vocab);
@@ -41,12 +49,24 @@ ModelConfig checked(ModelConfig c) {
     refuse("heads", fmt::format("{} heads do not divide hidden {}", c.heads, c.hidden),
            "a divisor of hidden");
   }
-  if (c.kv_heads != c.heads) {
+  if (!llama && c.kv_heads != c.heads) {
     refuse("kv_heads", fmt::format("is {} with {} heads", c.kv_heads, c.heads),
            "gpt2 has as many KV heads as heads (or 0)");
   }
+  if (c.heads % c.kv_heads != 0) {
+    refuse("kv_heads", fmt::format("{} KV heads do not divide the {} heads", c.kv_heads, c.heads),
+           fmt::format("each KV head serves as many heads: a divisor of {}", c.heads));
+  }
+  if (llama && c.hidden / c.heads % 2 != 0) {
+    refuse("heads",
+           fmt::format("{} heads of hidden {} have the odd size {}", c.heads, c.hidden, c.hidden / c.heads),
+           "rotary positions turn pairs, so hidden / heads must be even");
+  }
   if (!(c.dropout >= 0 && c.dropout < 1)) {
     refuse("dropout", fmt::format("is {}", c.dropout), "at least 0, below 1");
+  }
+  if (llama && c.dropout > 0) {
+    refuse("dropout", fmt::format("is {} with arch llama", c.dropout), "0, a llama has none");
   }
   return c;
 }
@@ -60,54 +80,103 @@ struct Row {
   std::vector<std::int64_t> places;
 };
 
-// GPT-2: LayerNorm and projections with biases, learned positions. Column-parallel matrices are cut by output
-// row (q, k and v by whole heads), row-parallel ones by input column; what follows a row-parallel sum is the
-// same on every rank.
-std::vector<Row> gpt2_rows(const ModelConfig& c) {
-  const auto hidden = static_cast<std::uint64_t>(c.hidden);
-  const auto ffn = static_cast<std::uint64_t>(c.ffn);
-  const auto vocab = static_cast<std::uint64_t>(c.vocab);
-  const auto seq_len = static_cast<std::uint64_t>(c.seq_len);
-  const TpCut replicated;
-  const TpCut by_head{0, c.heads};
-  const TpCut by_kv_head{0, c.kv_heads};
-  const TpCut by_head_column{1, c.heads};
-  const TpCut by_ffn{0, c.ffn, false};
-  const TpCut by_ffn_column{1, c.ffn, false};
-  const TpCut by_token{0, c.vocab, false};
+// Sizes and cuts that the tables share. Column-parallel matrices are cut by output row (q, k and v by whole
+// heads), row-parallel ones by input column; what follows a row-parallel sum is the same on every rank.
+struct Cuts {
+  explicit Cuts(const ModelConfig& c)
+      : hidden(static_cast<std::uint64_t>(c.hidden)),
+        kv(static_cast<std::uint64_t>(c.hidden / c.heads * c.kv_heads)),
+        ffn(static_cast<std::uint64_t>(c.ffn)),
+        vocab(static_cast<std::uint64_t>(c.vocab)),
+        by_head{0, c.heads},
+        by_kv_head{0, c.kv_heads},
+        by_head_column{1, c.heads},
+        by_ffn{0, c.ffn, false},
+        by_ffn_column{1, c.ffn, false},
+        by_token{0, c.vocab, false} {}
 
+  std::uint64_t hidden, kv, ffn, vocab;
+  TpCut replicated;
+  TpCut by_head, by_kv_head, by_head_column, by_ffn, by_ffn_column, by_token;
+};
+
+// One layer's rows, by name within the layer.
+class LayerRows {
+ public:
+  LayerRows(std::int64_t layer, std::vector<Row>& rows) : layer_(layer), rows_(rows) {}
+  void operator()(Role role, const char* name, Dims shape, TpCut tp) {
+    rows_.push_back({role, fmt::format("model.layers.{}.{}", layer_, name), shape, tp, {layer_}});
+  }
+
+ private:
+  std::int64_t layer_;
+  std::vector<Row>& rows_;
+};
+
+Row embed_tokens_row(const ModelConfig& c, const Cuts& cut) {
+  std::vector<std::int64_t> places{-1};
+  if (c.tie_embeddings) places.push_back(c.layers);
+  return {Role::embed_tokens, "model.embed_tokens.weight", {cut.vocab, cut.hidden}, cut.by_token, places};
+}
+
+Row lm_head_row(const ModelConfig& c, const Cuts& cut) {
+  return {Role::lm_head, "lm_head.weight", {cut.vocab, cut.hidden}, cut.by_token, {c.layers}};
+}
+
+// GPT-2: LayerNorm and projections with biases, learned positions.
+std::vector<Row> gpt2_rows(const ModelConfig& c) {
+  const Cuts cut(c);
   std::vector<Row> rows;
-  std::vector<std::int64_t> token_places{-1};
-  if (c.tie_embeddings) token_places.push_back(c.layers);
-  rows.push_back({Role::embed_tokens, "model.embed_tokens.weight", {vocab, hidden}, by_token, token_places});
-  rows.push_back(
-      {Role::embed_positions, "model.embed_positions.weight", {seq_len, hidden}, replicated, {-1}});
+  rows.push_back(embed_tokens_row(c, cut));
+  rows.push_back({Role::embed_positions,
+                  "model.embed_positions.weight",
+                  {static_cast<std::uint64_t>(c.seq_len), cut.hidden},
+                  cut.replicated,
+                  {-1}});
   for (std::int64_t layer = 0; layer < c.layers; ++layer) {
-    const auto add = [&](Role role, const char* name, Dims shape, TpCut tp) {
-      rows.push_back({role, fmt::format("model.layers.{}.{}", layer, name), shape, tp, {layer}});
-    };
-    add(Role::input_norm, "input_layernorm.weight", {hidden}, replicated);
-    add(Role::input_norm_bias, "input_layernorm.bias", {hidden}, replicated);
-    add(Role::q, "self_attn.q_proj.weight", {hidden, hidden}, by_head);
-    add(Role::q_bias, "self_attn.q_proj.bias", {hidden}, by_head);
-    add(Role::k, "self_attn.k_proj.weight", {hidden, hidden}, by_kv_head);
-    add(Role::k_bias, "self_attn.k_proj.bias", {hidden}, by_kv_head);
-    add(Role::v, "self_attn.v_proj.weight", {hidden, hidden}, by_kv_head);
-    add(Role::v_bias, "self_attn.v_proj.bias", {hidden}, by_kv_head);
-    add(Role::o, "self_attn.o_proj.weight", {hidden, hidden}, by_head_column);
-    add(Role::o_bias, "self_attn.o_proj.bias", {hidden}, replicated);
-    add(Role::post_norm, "post_attention_layernorm.weight", {hidden}, replicated);
-    add(Role::post_norm_bias, "post_attention_layernorm.bias", {hidden}, replicated);
-    add(Role::up, "mlp.up_proj.weight", {ffn, hidden}, by_ffn);
-    add(Role::up_bias, "mlp.up_proj.bias", {ffn}, by_ffn);
-    add(Role::down, "mlp.down_proj.weight", {hidden, ffn}, by_ffn_column);
-    add(Role::down_bias, "mlp.down_proj.bias", {hidden}, replicated);
+    LayerRows add(layer, rows);
+    add(Role::input_norm, "input_layernorm.weight", {cut.hidden}, cut.replicated);
+    add(Role::input_norm_bias, "input_layernorm.bias", {cut.hidden}, cut.replicated);
+    add(Role::q, "self_attn.q_proj.weight", {cut.hidden, cut.hidden}, cut.by_head);
+    add(Role::q_bias, "self_attn.q_proj.bias", {cut.hidden}, cut.by_head);
+    add(Role::k, "self_attn.k_proj.weight", {cut.hidden, cut.hidden}, cut.by_kv_head);
+    add(Role::k_bias, "self_attn.k_proj.bias", {cut.hidden}, cut.by_kv_head);
+    add(Role::v, "self_attn.v_proj.weight", {cut.hidden, cut.hidden}, cut.by_kv_head);
+    add(Role::v_bias, "self_attn.v_proj.bias", {cut.hidden}, cut.by_kv_head);
+    add(Role::o, "self_attn.o_proj.weight", {cut.hidden, cut.hidden}, cut.by_head_column);
+    add(Role::o_bias, "self_attn.o_proj.bias", {cut.hidden}, cut.replicated);
+    add(Role::post_norm, "post_attention_layernorm.weight", {cut.hidden}, cut.replicated);
+    add(Role::post_norm_bias, "post_attention_layernorm.bias", {cut.hidden}, cut.replicated);
+    add(Role::up, "mlp.up_proj.weight", {cut.ffn, cut.hidden}, cut.by_ffn);
+    add(Role::up_bias, "mlp.up_proj.bias", {cut.ffn}, cut.by_ffn);
+    add(Role::down, "mlp.down_proj.weight", {cut.hidden, cut.ffn}, cut.by_ffn_column);
+    add(Role::down_bias, "mlp.down_proj.bias", {cut.hidden}, cut.replicated);
   }
-  rows.push_back({Role::final_norm, "model.norm.weight", {hidden}, replicated, {c.layers}});
-  rows.push_back({Role::final_norm_bias, "model.norm.bias", {hidden}, replicated, {c.layers}});
-  if (!c.tie_embeddings) {
-    rows.push_back({Role::lm_head, "lm_head.weight", {vocab, hidden}, by_token, {c.layers}});
+  rows.push_back({Role::final_norm, "model.norm.weight", {cut.hidden}, cut.replicated, {c.layers}});
+  rows.push_back({Role::final_norm_bias, "model.norm.bias", {cut.hidden}, cut.replicated, {c.layers}});
+  if (!c.tie_embeddings) rows.push_back(lm_head_row(c, cut));
+  return rows;
+}
+
+// Llama: RMSNorm, rotary positions, gated MLP, no biases; k and v may have fewer heads than q.
+std::vector<Row> llama_rows(const ModelConfig& c) {
+  const Cuts cut(c);
+  std::vector<Row> rows;
+  rows.push_back(embed_tokens_row(c, cut));
+  for (std::int64_t layer = 0; layer < c.layers; ++layer) {
+    LayerRows add(layer, rows);
+    add(Role::input_norm, "input_layernorm.weight", {cut.hidden}, cut.replicated);
+    add(Role::q, "self_attn.q_proj.weight", {cut.hidden, cut.hidden}, cut.by_head);
+    add(Role::k, "self_attn.k_proj.weight", {cut.kv, cut.hidden}, cut.by_kv_head);
+    add(Role::v, "self_attn.v_proj.weight", {cut.kv, cut.hidden}, cut.by_kv_head);
+    add(Role::o, "self_attn.o_proj.weight", {cut.hidden, cut.hidden}, cut.by_head_column);
+    add(Role::post_norm, "post_attention_layernorm.weight", {cut.hidden}, cut.replicated);
+    add(Role::gate, "mlp.gate_proj.weight", {cut.ffn, cut.hidden}, cut.by_ffn);
+    add(Role::up, "mlp.up_proj.weight", {cut.ffn, cut.hidden}, cut.by_ffn);
+    add(Role::down, "mlp.down_proj.weight", {cut.hidden, cut.ffn}, cut.by_ffn_column);
   }
+  rows.push_back({Role::final_norm, "model.norm.weight", {cut.hidden}, cut.replicated, {c.layers}});
+  if (!c.tie_embeddings) rows.push_back(lm_head_row(c, cut));
   return rows;
 }
 
@@ -136,7 +205,7 @@ std::int64_t ModelSpec::find(std::string_view name) const {
 ModelSpec build_model(const ModelConfig& config) {
   ModelSpec model;
   model.config = checked(config);
-  for (Row& row : gpt2_rows(model.config)) {
+  for (Row& row : model.config.arch == "llama" ? llama_rows(model.config) : gpt2_rows(model.config)) {
     TensorSpec tensor;
     // Matrices decay; norms and biases, the one-dimensional tensors, do not.
     tensor.decay = row.shape.size() > 1;

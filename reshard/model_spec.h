@@ -19,7 +19,7 @@ struct ModelConfig {
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;  // 0: as heads
-  std::int64_t ffn = 0;       // 0: 4 * hidden
+  std::int64_t ffn = 0;       // 0: 4 * hidden; llama: 8/3 * hidden, up to a multiple of 8
   std::int64_t vocab = 0;
   std::int64_t seq_len = 0;
   bool tie_embeddings = true;
@@ -67,7 +67,7 @@ struct ModelSpec {
   std::int64_t find(std::string_view name) const;
 };
 
-/// Fills defaults (kv_heads, ffn) and checks the numbers; Error(usage) names the key. Tables built so far: gpt2.
+/// Fills defaults (kv_heads, ffn) and checks the numbers; Error(usage) names the key. Tables: gpt2, llama.
 ModelSpec build_model(const ModelConfig& config);
 
 /// JSON object of the `[model]` section as kept in checkpoints, and back. Error(damaged) for a bad one.

@@ -108,27 +108,14 @@ std::vector<int> pipeline_ranks(const ModelSpec& model, const Layout& layout) {
   return ranks;
 }
 
-// Pipeline ranks that hold a tensor: how many, and this one's place among them; no place if it does not.
-struct StageShare {
-  std::uint64_t members = 0;
-  std::uint64_t member = 0;
-  bool held = false;
-};
-
-StageShare stage_share(const TensorSpec& tensor, const std::vector<int>& pipeline, int pp) {
-  StageShare share;
-  for (std::size_t i = 0; i < tensor.places.size(); ++i) {
-    const int rank = pipeline[static_cast<std::size_t>(tensor.places[i] + 1)];
-    const auto counted = [&](std::int64_t place) {
-      return pipeline[static_cast<std::size_t>(place + 1)] == rank;
-    };
-    const auto upto = tensor.places.begin() + static_cast<std::ptrdiff_t>(i);
-    if (std::any_of(tensor.places.begin(), upto, counted)) continue;  // another place on the same rank
-    ++share.members;
-    if (rank < pp) ++share.member;
-    if (rank == pp) share.held = true;
-  }
-  return share;
+// The pipeline ranks that hold a tensor, ascending.
+std::vector<int> pipeline_holders(const TensorSpec& tensor, const std::vector<int>& pipeline) {
+  std::vector<int> ranks;
+  for (const std::int64_t place : tensor.places)
+    ranks.push_back(pipeline[static_cast<std::size_t>(place + 1)]);
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
 }
 
 }  // namespace
@@ -167,8 +154,9 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
   placed.reserve(model.tensors.size() / static_cast<std::size_t>(layout.pp) + 16);
   for (std::uint32_t i = 0; i < model.tensors.size(); ++i) {
     const TensorSpec& tensor = model.tensors[i];
-    const StageShare stage = stage_share(tensor, pipeline, at.pp);
-    if (!stage.held) continue;
+    const std::vector<int> stages = pipeline_holders(tensor, pipeline);
+    const auto stage = std::find(stages.begin(), stages.end(), at.pp);
+    if (stage == stages.end()) continue;
     const TpShare share = tp_share(tensor.tp, tp, static_cast<std::uint64_t>(at.tp));
     const Dims tile_extents = tile(tensor.shape);
 
@@ -176,11 +164,12 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
     p.tensor = i;
     p.holds = tp_box(tensor, share);
     p.piece = piece_box(p.holds, tile_extents[0], dp, i, static_cast<std::uint64_t>(at.dp));
-    p.copies = static_cast<std::uint32_t>(stage.members * share.members);
+    p.stage_copies = static_cast<std::uint32_t>(stages.size());
+    p.copies = static_cast<std::uint32_t>(stages.size() * share.members);
     // The digits that chose among the dp pieces are used up; the next ones choose among the holders.
     const auto number = static_cast<std::uint32_t>(i / dp);
-    p.writes =
-        piece_box(p.piece, tile_extents[0], p.copies, number, stage.member * share.members + share.member);
+    const auto member = static_cast<std::uint64_t>(stage - stages.begin()) * share.members + share.member;
+    p.writes = piece_box(p.piece, tile_extents[0], p.copies, number, member);
     if (p.writes.empty()) continue;
     p.chunk = tile_extents;
     for (std::size_t d = 0; d < p.chunk.size(); ++d) p.chunk[d] = std::min(p.chunk[d], p.writes.shape[d]);
@@ -193,6 +182,25 @@ std::vector<Box> dp_pieces(const ModelSpec& model, const Layout& layout, int ran
   const auto tp_index = static_cast<std::uint64_t>(coordinates(layout, rank).tp);
   const Box holds = tp_box(spec, tp_share(spec.tp, static_cast<std::uint64_t>(layout.tp), tp_index));
   return cut(holds, spec.shape, layout.dp, tensor);
+}
+
+std::vector<int> holders(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor) {
+  const TensorSpec& spec = model.tensors[tensor];
+  Coordinates at = coordinates(layout, rank);
+  const std::vector<int> stages = pipeline_holders(spec, pipeline_ranks(model, layout));
+  std::vector<int> ranks;
+  if (std::find(stages.begin(), stages.end(), at.pp) == stages.end()) return ranks;
+  const TpShare share =
+      tp_share(spec.tp, static_cast<std::uint64_t>(layout.tp), static_cast<std::uint64_t>(at.tp));
+  const int first = at.tp - static_cast<int>(share.member);
+  for (const int stage : stages) {
+    at.pp = stage;
+    for (int member = 0; member < static_cast<int>(share.members); ++member) {
+      at.tp = first + member;
+      ranks.push_back(rank_at(layout, at));
+    }
+  }
+  return ranks;
 }
 
 const Box& optimizer_box(const Placed& placed, const Layout& layout) {

@@ -11,7 +11,8 @@ std::vector<Override> layout_overrides(const reshard::Layout& layout) {
           {"parallel.dp", std::to_string(layout.dp)},
           {"parallel.vpp", std::to_string(layout.vpp)},
           {"parallel.zero", std::to_string(layout.zero)},
-          {"parallel.stages", fmt::format("[{}]", fmt::join(layout.stages, ", "))}};
+          {"parallel.stages", fmt::format("[{}]", fmt::join(layout.stages, ", "))},
+          {"parallel.rank_order", layout.order}};
 }
 
 }  // namespace shardwright::trainer

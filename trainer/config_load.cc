@@ -151,7 +151,6 @@ class Assign {
   void operator()(bool& (*place)(Config&)) {
     const auto value = entry_.value().value_exact<bool>();
     if (!value) return wrong_type();
-    if (*value && key_.built_most < 1) return not_built("true");
     place(config_) = *value;
   }
   void operator()(double& (*place)(Config&)) {
@@ -258,12 +257,9 @@ class Assign {
     say(fmt::format("{} is out of range; give {}", shown, expectation(key_)));
   }
   void not_built(const std::string& shown) {
-    std::string right = expectation(key_);
-    if (key_.built_most < 1e9)
-      right = fmt::format("use {}", key_.place.index() == 1 ? "false" : built_range());
-    else
-      right = "give " + right;
-    say(fmt::format("{} is not built yet; {}", shown, right));
+    const bool number = key_.built_most < std::numeric_limits<double>::infinity();
+    say(fmt::format("{} is not built yet; {}", shown,
+                    number ? "use " + built_range() : "give " + expectation(key_)));
   }
   std::string built_range() const {
     return key_.least < key_.built_most ? fmt::format("{} or {}", key_.least, key_.built_most)

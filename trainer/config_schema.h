@@ -29,7 +29,7 @@ struct ConfigKey {
   double most = std::numeric_limits<double>::infinity();
   bool open_low = false;
   bool open_high = false;
-  /// The largest number (of a bool: 1 is true) whose feature is built.
+  /// The largest number whose feature is built.
   double built_most = std::numeric_limits<double>::infinity();
   // Texts: the values there are (empty: any text), and those whose feature is not built yet.
   std::vector<std::string> choices = {};

@@ -75,8 +75,8 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("CONFIG", self.one_line(2, "train"))
 
     def test_WhatIsNotBuiltYetSaysSo(self):
-        for change in ("train.dtype=bf16", "train.device=cuda", "parallel.comm=nccl", "parallel.pp=2", "parallel.zero=3",
-                       "model.arch=llama", "checkpoint.codec=deflate"):
+        for change in ("train.dtype=bf16", "train.device=cuda", "parallel.comm=nccl", "parallel.zero=3",
+                       "checkpoint.codec=deflate"):
             self.assertIn("is not built yet; ", self.one_line(2, "train", self.tiny(), "--set", change))
 
     def test_UnwritableDirectory(self):

@@ -46,14 +46,18 @@ void check_case(const ModelSpec& model, const Layout& layout) {
     int rank;
     const Placed* placed;
   };
-  std::vector<std::vector<Holder>> holders(model.tensors.size());
+  std::vector<std::vector<Holder>> holders_of(model.tensors.size());
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    for (const Placed& p : all[static_cast<std::size_t>(rank)]) holders[p.tensor].push_back({rank, &p});
+    for (const Placed& p : all[static_cast<std::size_t>(rank)]) holders_of[p.tensor].push_back({rank, &p});
   }
+  const auto held_by = [&](std::uint32_t t, int rank) {
+    return std::any_of(holders_of[t].begin(), holders_of[t].end(),
+                       [&](const Holder& h) { return h.rank == rank; });
+  };
   for (std::uint32_t t = 0; t < model.tensors.size(); ++t) {
     const TensorSpec& tensor = model.tensors[t];
     std::vector<Box> writes;
-    for (const auto& [rank, p] : holders[t]) {
+    for (const auto& [rank, p] : holders_of[t]) {
       writes.push_back(p->writes);
       ASSERT_TRUE(ckpt::contains(p->holds, p->piece));
       ASSERT_TRUE(ckpt::contains(p->piece, p->writes));
@@ -70,20 +74,28 @@ void check_case(const ModelSpec& model, const Layout& layout) {
         row = piece.end(0);
       }
 
+      const std::vector<int> same = holders(model, layout, rank, t);
+      ASSERT_EQ(same.size(), p->copies);
+      ASSERT_EQ(std::count(same.begin(), same.end(), rank), 1);
+      const std::vector<int> line = axis_group(layout, rank, Axis::pp);
+      ASSERT_EQ(std::count_if(line.begin(), line.end(), [&](int r) { return held_by(t, r); }),
+                p->stage_copies);
       if (p->holds.empty()) continue;  // units not shared, and fewer than ranks
 
       // `copies` ranks of the same dp index hold exactly the same; together they write the piece.
-      std::uint32_t copies = 0;
+      std::vector<int> copies;
       std::vector<Box> shared;
-      for (const auto& [other, q] : holders[t]) {
+      for (const auto& [other, q] : holders_of[t]) {
         if (axis_index(layout, other, Axis::dp) != axis_index(layout, rank, Axis::dp)) continue;
         if (q->holds != p->holds) continue;
-        ++copies;
+        copies.push_back(other);
         shared.push_back(q->writes);
         ASSERT_EQ(q->piece, p->piece) << "holders agree";
         ASSERT_EQ(q->copies, p->copies);
       }
-      ASSERT_EQ(copies, p->copies);
+      std::vector<int> sorted = same;
+      std::sort(sorted.begin(), sorted.end());
+      ASSERT_EQ(sorted, copies);
       ASSERT_TRUE(partition(shared, p->piece));
 
       // Chunks fit the writer box and a mebibyte.

@@ -70,6 +70,57 @@ TEST(Layout, RanksCountTpFastestThenDpThenPp) {
   }
 }
 
+TEST(Layout, RanksCountInAnyOrderOfTheAxes) {
+  Layout layout = parse_layout("t2p3d4");
+  layout.order = "pdt";  // pp fastest: rank = pp + 3 * (dp + 4 * tp)
+  EXPECT_EQ(rank_at(layout, {.tp = 1, .pp = 2, .dp = 3}), 2 + 3 * (3 + 4));
+  EXPECT_THAT(axis_group(layout, 13, Axis::pp), ElementsAre(12, 13, 14));
+  EXPECT_THAT(axis_group(layout, 13, Axis::dp), ElementsAre(13, 16, 19, 22));
+  EXPECT_THAT(axis_group(layout, 13, Axis::tp), ElementsAre(1, 13));
+  for (const char* order : {"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"}) {
+    layout.order = order;
+    std::set<int> seen;
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      EXPECT_EQ(rank_at(layout, coordinates(layout, rank)), rank) << order;
+      seen.insert(axis_index(layout, rank, Axis::tp) + 2 * axis_index(layout, rank, Axis::pp) +
+                  6 * axis_index(layout, rank, Axis::dp));
+    }
+    EXPECT_EQ(seen.size(), 24u) << order;
+    // The first letter's group is neighbours.
+    const Axis fastest = order[0] == 't' ? Axis::tp : order[0] == 'd' ? Axis::dp : Axis::pp;
+    EXPECT_EQ(axis_group(layout, 0, fastest)[1], 1) << order;
+    EXPECT_TRUE(illegal(layout, model_with(3, 4, 4)).empty());
+  }
+  for (const char* order : {"", "tp", "tdd", "tdpp", "xyz", "TDP"}) {
+    layout.order = order;
+    EXPECT_THAT(illegal(layout, model_with(3, 4, 4)), ElementsAre(HasSubstr("tdp, tpd, dtp, dpt, ptd, pdt")))
+        << order;
+  }
+}
+
+std::string stages_of(const Layout& layout, const ModelSpec& model, int rank) {
+  std::string text;
+  for (const StageLayers& s : virtual_stages(layout, model, rank)) {
+    text += "s" + std::to_string(s.stage) + ":" + std::to_string(s.first_layer) + "+" +
+            std::to_string(s.layers) + (s.first ? " first" : "") + (s.last ? " last" : "") + " ";
+  }
+  return text;
+}
+
+TEST(Layout, VirtualStagesOfARankInModelOrder) {
+  const ModelSpec model = model_with(7, 4, 4);
+  EXPECT_EQ(stages_of(parse_layout("t2d2"), model, 3), "s0:0+7 first last ");
+  EXPECT_EQ(stages_of(parse_layout("p2v2"), model, 0), "s0:0+2 first s2:4+2 ");
+  EXPECT_EQ(stages_of(parse_layout("p2v2"), model, 1), "s1:2+2 s3:6+1 last ");
+  Layout uneven = parse_layout("t2p3d2");
+  uneven.stages = {4, 1, 2};
+  EXPECT_EQ(stages_of(uneven, model, 0), "s0:0+4 first ");
+  EXPECT_EQ(stages_of(uneven, model, 7), "s1:4+1 ");
+  EXPECT_EQ(stages_of(uneven, model, 8), "s2:5+2 last ");
+  uneven.order = "ptd";
+  EXPECT_EQ(stages_of(uneven, model, 1), "s1:4+1 ");
+}
+
 TEST(Layout, B17_RemainderOfLayersGoesToTheFirstStages) {
   const ModelSpec model = model_with(30, 4, 4);
   EXPECT_THAT(stage_layers(parse_layout("p4"), model), ElementsAre(8, 8, 7, 7));
@@ -83,11 +134,17 @@ TEST(Layout, B17_RemainderOfLayersGoesToTheFirstStages) {
 TEST(Layout, JsonGoesThereAndBack) {
   const ModelSpec model = model_with(7, 4, 4);
   Layout layout = parse_layout("t2p2d3z1v2");
-  EXPECT_EQ(to_json(layout, model),
-            R"({"dp":3,"pp":2,"stages":[2,2,2,1],"string":"t2p2d3z1v2","tp":2,"vpp":2,"zero":1})");
+  EXPECT_EQ(
+      to_json(layout, model),
+      R"({"dp":3,"order":"tdp","pp":2,"stages":[2,2,2,1],"string":"t2p2d3z1v2","tp":2,"vpp":2,"zero":1})");
   EXPECT_EQ(parse_layout_json(to_json(layout, model)), layout) << "the even spread is not kept as a choice";
   layout.stages = {1, 2, 3, 1};
+  layout.order = "dpt";
   EXPECT_EQ(parse_layout_json(to_json(layout, model)), layout);
+  EXPECT_EQ(parse_layout_json(R"({"tp":2,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]})").order, "tdp")
+      << "written before ranks had an order";
+  EXPECT_THROW(parse_layout_json(R"({"tp":1,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4],"order":"tdx"})"),
+               Error);
   EXPECT_THROW(parse_layout_json("{}"), Error);
   EXPECT_THROW(parse_layout_json(R"({"tp":0,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]})"), Error);
 }

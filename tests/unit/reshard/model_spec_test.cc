@@ -85,10 +85,8 @@ TEST(ModelSpec, TiedEmbeddingIsOneTensorWithTwoPlaces) {
 
 TEST(ModelSpec, RefusalsNameTheKeyAndWhatWouldDo) {
   ModelConfig config = g1();
-  config.arch = "llama";
-  EXPECT_EQ(refusal(config), "model.arch: 'llama' is not built yet; 'gpt2' is");
   config.arch = "bert";
-  EXPECT_EQ(refusal(config), "model.arch: 'bert' is not known; known: gpt2");
+  EXPECT_EQ(refusal(config), "model.arch: 'bert' is not known; known: gpt2, llama");
   config = g1();
   config.heads = 5;
   EXPECT_EQ(refusal(config), "model.heads: 5 heads do not divide hidden 64; a divisor of hidden");
@@ -103,10 +101,102 @@ TEST(ModelSpec, RefusalsNameTheKeyAndWhatWouldDo) {
   EXPECT_THAT(refusal(config), HasSubstr("model.dropout"));
 }
 
+// L1 of the bug log.
+ModelConfig l1() {
+  return {.arch = "llama",
+          .layers = 6,
+          .hidden = 96,
+          .heads = 12,
+          .kv_heads = 4,
+          .ffn = 176,
+          .vocab = 203,
+          .seq_len = 32,
+          .tie_embeddings = false};
+}
+
+TEST(ModelSpec, LlamaTable) {
+  const ModelSpec model = build_model(l1());
+  std::string names;
+  for (const TensorSpec& t : model.tensors) {
+    if (t.layer() == 5 || t.layer() < 0 || t.layer() > 5) names += t.name + to_string(t.shape) + " ";
+  }
+  EXPECT_EQ(names,
+            "model.embed_tokens.weight[203, 96] "
+            "model.layers.5.input_layernorm.weight[96] "
+            "model.layers.5.self_attn.q_proj.weight[96, 96] "
+            "model.layers.5.self_attn.k_proj.weight[32, 96] "
+            "model.layers.5.self_attn.v_proj.weight[32, 96] "
+            "model.layers.5.self_attn.o_proj.weight[96, 96] "
+            "model.layers.5.post_attention_layernorm.weight[96] "
+            "model.layers.5.mlp.gate_proj.weight[176, 96] "
+            "model.layers.5.mlp.up_proj.weight[176, 96] "
+            "model.layers.5.mlp.down_proj.weight[96, 176] "
+            "model.norm.weight[96] lm_head.weight[203, 96] ");
+  EXPECT_EQ(model.tensors.size(), 6u * 9 + 3);
+  EXPECT_EQ(model.parameters(), 6u * (2 * 96 + 2 * 96 * 96 + 2 * 32 * 96 + 3 * 176 * 96) + 96 + 2 * 203 * 96);
+  const auto tensor = [&](const char* name) {
+    return model.tensors.at(static_cast<std::size_t>(model.find(name)));
+  };
+  const TensorSpec k = tensor("model.layers.3.self_attn.k_proj.weight");
+  EXPECT_EQ(k.tp.dimension, 0);
+  EXPECT_EQ(k.tp.units, 4) << "cut by KV head";
+  EXPECT_TRUE(k.tp.shared) << "fewer KV heads than ranks are held by groups";
+  EXPECT_EQ(k.role, Role::k);
+  const TensorSpec gate = tensor("model.layers.3.mlp.gate_proj.weight");
+  EXPECT_EQ(gate.role, Role::gate);
+  EXPECT_EQ(gate.tp.units, 176);
+  EXPECT_FALSE(gate.tp.shared);
+  EXPECT_TRUE(gate.decay);
+  EXPECT_EQ(tensor("model.layers.3.mlp.down_proj.weight").tp.dimension, 1);
+  EXPECT_FALSE(tensor("model.norm.weight").decay);
+  EXPECT_THAT(tensor("lm_head.weight").places, ElementsAre(6));
+  ModelConfig tied = l1();
+  tied.tie_embeddings = true;
+  EXPECT_EQ(build_model(tied).find("lm_head.weight"), -1);
+  EXPECT_THAT(build_model(tied).tensors[0].places, ElementsAre(-1, 6));
+}
+
+TEST(ModelSpec, LlamaDefaultsAndRefusals) {
+  ModelConfig config = l1();
+  config.kv_heads = 0;
+  config.ffn = 0;
+  EXPECT_EQ(build_model(config).config.kv_heads, 12);
+  EXPECT_EQ(build_model(config).config.ffn, 256) << "8/3 x 96";
+  config.hidden = 12 * 10;
+  EXPECT_EQ(build_model(config).config.ffn, 320);
+  config.hidden = 12 * 14;
+  EXPECT_EQ(build_model(config).config.ffn, 448);
+  config.hidden = 12 * 4;
+  EXPECT_EQ(build_model(config).config.ffn, 128);
+  config.hidden = 12 * 2;
+  EXPECT_EQ(build_model(config).config.ffn, 64);
+  config.hidden = 40;
+  config.heads = 5;
+  EXPECT_EQ(build_model(config).config.ffn, 112) << "106.7, up to a multiple of 8";
+  config = l1();
+  config.kv_heads = 5;
+  EXPECT_EQ(
+      refusal(config),
+      "model.kv_heads: 5 KV heads do not divide the 12 heads; each KV head serves as many heads: a divisor "
+      "of 12");
+  config.kv_heads = 24;
+  EXPECT_THAT(refusal(config), HasSubstr("24 KV heads do not divide the 12 heads"));
+  config = l1();
+  config.hidden = 12 * 7;
+  EXPECT_EQ(
+      refusal(config),
+      "model.heads: 12 heads of hidden 84 have the odd size 7; rotary positions turn pairs, so hidden / "
+      "heads must be even");
+  config = l1();
+  config.dropout = 0.1;
+  EXPECT_EQ(refusal(config), "model.dropout: is 0.1 with arch llama; 0, a llama has none");
+}
+
 TEST(ModelSpec, JsonGoesThereAndBack) {
   ModelConfig config = build_model(g1()).config;
   config.dropout = 0.1;
   EXPECT_EQ(parse_model_json(to_json(config)), config);
+  EXPECT_EQ(parse_model_json(to_json(l1())), l1());
   EXPECT_THROW(parse_model_json("{\"arch\":\"gpt2\"}"), Error);
   EXPECT_THROW(parse_model_json("not json"), Error);
 }

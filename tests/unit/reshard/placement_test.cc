@@ -227,6 +227,39 @@ TEST(Placement, B20_StagesHoldGlobalLayers) {
   EXPECT_THAT(layers_of(uneven, 1), ElementsAre(1, 2));
 }
 
+TEST(Placement, HoldersInTheOrderInWhichTheyWrite) {
+  const ModelSpec model = build_model({.arch = "llama",
+                                       .layers = 4,
+                                       .hidden = 64,
+                                       .heads = 8,
+                                       .kv_heads = 2,
+                                       .ffn = 96,
+                                       .vocab = 64,
+                                       .seq_len = 32,
+                                       .tie_embeddings = true});
+  const auto row = [&](const char* name) { return static_cast<std::uint32_t>(model.find(name)); };
+  // rank = tp + 4 * (dp + 2 * pp)
+  const Layout layout = parse_layout("t4p2d2");
+  EXPECT_THAT(holders(model, layout, 7, row("model.layers.0.self_attn.k_proj.weight")), ElementsAre(6, 7))
+      << "a group for each KV head";
+  EXPECT_THAT(holders(model, layout, 5, row("model.embed_tokens.weight")), ElementsAre(5, 13))
+      << "tied: first and last stage";
+  EXPECT_THAT(holders(model, layout, 5, row("model.layers.0.input_layernorm.weight")),
+              ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(holders(model, layout, 5, row("model.layers.0.self_attn.q_proj.weight")), ElementsAre(5));
+  EXPECT_THAT(holders(model, layout, 5, row("model.norm.weight")), ElementsAre()) << "the last stage's";
+  for (const Placed& p : placement(model, layout, 5)) {
+    EXPECT_EQ(p.copies, holders(model, layout, 5, p.tensor).size());
+    EXPECT_EQ(p.stage_copies, model.tensors[p.tensor].name == "model.embed_tokens.weight" ? 2u : 1u);
+  }
+  EXPECT_EQ(placed(model, "t4", 0, "model.embed_tokens.weight").stage_copies, 1u) << "both ends on one rank";
+  EXPECT_EQ(placed(model, "p2v2", 1, "model.embed_tokens.weight").stage_copies, 2u);
+  Layout other = layout;
+  other.order = "pdt";  // rank = pp + 2 * (dp + 2 * tp)
+  EXPECT_THAT(holders(model, other, 4, row("model.layers.0.self_attn.k_proj.weight")), ElementsAre(0, 4));
+  EXPECT_THAT(holders(model, other, 5, row("model.embed_tokens.weight")), ElementsAre(4, 5));
+}
+
 TEST(Placement, B124_MoreElementsThan32BitsCount) {
   constexpr std::uint64_t kElements = (std::uint64_t{1} << 31) + 5;
   ModelSpec model;

@@ -125,12 +125,10 @@ TEST_F(ConfigTest, MissingFileAndBadToml) {
 
 TEST_F(ConfigTest, WhatIsNotBuiltYetSaysSo) {
   const std::vector<Override> values = {
-      {"train.dtype", "bf16"},        {"train.dtype", "fp16"},        {"train.device", "cuda"},
-      {"parallel.comm", "nccl"},      {"parallel.pp", "2"},           {"parallel.vpp", "2"},
-      {"parallel.zero", "2"},         {"parallel.zero", "3"},         {"parallel.sequence_parallel", "true"},
-      {"parallel.recompute", "full"}, {"parallel.offload", "cpu"},    {"data.format", "megatron"},
-      {"data.format", "llmc"},        {"model.preset", "gpt2-124m"},  {"model.arch", "llama"},
-      {"model.dropout", "0.1"},       {"checkpoint.codec", "deflate"}};
+      {"train.dtype", "bf16"},        {"train.dtype", "fp16"},       {"train.device", "cuda"},
+      {"parallel.comm", "nccl"},      {"parallel.zero", "2"},        {"parallel.zero", "3"},
+      {"parallel.recompute", "full"}, {"parallel.offload", "cpu"},   {"data.format", "megatron"},
+      {"data.format", "llmc"},        {"model.preset", "gpt2-124m"}, {"checkpoint.codec", "deflate"}};
   for (const Override& value : values) {
     const auto lines = refusal("", {value});
     ASSERT_EQ(lines.size(), 1u) << value.first;
@@ -146,6 +144,7 @@ TEST_F(ConfigTest, OverridesAreTomlOrText) {
                                   {"checkpoint.codec", "small"},
                                   {"checkpoint.dir", "a \"quoted\" = [name"},
                                   {"train.reproducible", "false"},
+                                  {"parallel.rank_order", "ptd"},
                                   {"parallel.stages", "[4]"}});
   EXPECT_EQ(config.optim.lr, 1.0);
   EXPECT_EQ(config.data.train, (std::vector<std::string>{"a b", "ü"}));
@@ -154,6 +153,7 @@ TEST_F(ConfigTest, OverridesAreTomlOrText) {
   EXPECT_EQ(config.checkpoints_dir, "a \"quoted\" = [name");
   EXPECT_FALSE(config.train.reproducible);
   EXPECT_EQ(config.parallel.layout.stages, std::vector<int>{4});
+  EXPECT_EQ(config.parallel.layout.order, "ptd");
 }
 
 TEST_F(ConfigTest, NumbersKeepTheirRange) {
@@ -190,6 +190,34 @@ TEST_F(ConfigTest, PrintedConfigurationLoadsToTheSame) {
   EXPECT_EQ(again.data.valid, config.data.valid);
 }
 
+TEST_F(ConfigTest, PipelinesAndLlamaAreRead) {
+  const Config config = load("", {{"model.arch", "llama"},
+                                  {"model.kv_heads", "2"},
+                                  {"model.tie_embeddings", "false"},
+                                  {"parallel.pp", "2"},
+                                  {"parallel.vpp", "2"},
+                                  {"parallel.stages", "[1, 1, 1, 1]"},
+                                  {"parallel.rank_order", "dpt"},
+                                  {"parallel.sequence_parallel", "true"}});
+  EXPECT_EQ(config.model.ffn, 176) << "8/3 x 64, up to a multiple of 8";
+  EXPECT_TRUE(config.parallel.sequence_parallel);
+  EXPECT_EQ(load("", {{"model.dropout", "0.1"}}).model.dropout, 0.1);
+  const Config again = load_config(write(to_toml(config)), {});
+  EXPECT_EQ(to_json(again), to_json(config));
+  EXPECT_EQ(again.parallel.layout, config.parallel.layout);
+}
+
+TEST_F(ConfigTest, OverridesOfALayoutMakeTheSame) {
+  reshard::Layout layout = reshard::parse_layout("t2p2d3z1v2");
+  layout.stages = {1, 1, 1, 1};
+  layout.order = "pdt";
+  EXPECT_EQ(load("", layout_overrides(layout)).parallel.layout, layout);
+  EXPECT_EQ(
+      refusal("", {{"parallel.rank_order", "tdd"}}),
+      std::vector<std::string>{"--set: parallel.rank_order: \"tdd\" is no known value; give one of tdp, tpd, "
+                               "dtp, dpt, ptd, pdt (nearest: tdp)"});
+}
+
 TEST_F(ConfigTest, ImpossibleLayoutIsRefusedWithWhatIsPossible) {
   const auto lines = refusal("", {{"parallel.tp", "3"}});
   ASSERT_FALSE(lines.empty());
@@ -214,7 +242,8 @@ TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
       "optim.eps "
       "optim.weight_decay optim.clip parallel.tp parallel.pp parallel.dp parallel.vpp parallel.zero "
       "parallel.stages "
-      "parallel.schedule parallel.sequence_parallel parallel.recompute parallel.offload parallel.comm "
+      "parallel.rank_order parallel.schedule parallel.sequence_parallel parallel.recompute parallel.offload "
+      "parallel.comm "
       "checkpoint.dir checkpoint.every checkpoint.keep checkpoint.async checkpoint.codec checkpoint.on_busy "
       "checkpoint.verify_writes checkpoint.commit_deadline_s elastic.enabled elastic.on_failure "
       "elastic.min_ranks "
