@@ -1,5 +1,4 @@
-// The decoder on one rank against float64, and the float64 decoder against finite differences. The same over
-// ranks: tests/dist/gpt2_parallel.cc.
+// The decoder on one rank against float64. The same over ranks: tests/dist/gpt2_parallel.cc.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -39,29 +38,6 @@ struct Rank {
 void expect_gradients(const Rank& rank, const Gpt2Reference& reference, double tolerance = 1e-5) {
   for (const Parameter& p : rank.parameters.all())
     EXPECT_LT(gradient_error(reference, p, p.placed.holds, p.grad), tolerance) << p.spec->name;
-}
-
-TEST(Gpt2Reference, GradientIsTheSlopeOfTheLoss) {
-  const auto spec = test_model(2, 12, 3, 21, 33, 7);
-  const TestBatch batch(33, 2, 7, true);
-  Gpt2Reference reference(spec);
-  const auto loss = [&] { return Gpt2Reference(reference).run(batch.tokens, batch.targets, 2, 7, 1); };
-  Gpt2Reference analytic = reference;
-  analytic.run(batch.tokens, batch.targets, 2, 7, 1);
-  for (std::size_t t = 0; t < spec.tensors.size(); ++t) {
-    const std::size_t n = reference.parameters[t].size();
-    for (std::size_t i : {std::size_t{0}, n / 3, n - 1}) {
-      double& x = reference.parameters[t][i];
-      const double before = x, h = 1e-5;
-      x = before + h;
-      const double above = loss();
-      x = before - h;
-      const double below = loss();
-      x = before;
-      EXPECT_NEAR(analytic.gradients[t][i], (above - below) / (2 * h), 2e-8 * norm_of(analytic.gradients))
-          << spec.tensors[t].name << "[" << i << "]";
-    }
-  }
 }
 
 struct Case {

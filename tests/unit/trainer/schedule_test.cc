@@ -210,7 +210,7 @@ class Mistake : public testing::TestWithParam<bool> {
       out.push_back(pipeline({kind, 2, 1, 3, GetParam()}));
       out.push_back(pipeline({kind, 3, 1, 5, GetParam()}));
       out.push_back(pipeline({kind, 2, 2, 4, GetParam()}));
-      out.push_back(pipeline({kind, 3, 3, 6, GetParam()}));
+      out.push_back(pipeline({kind, 3, 3, 3, GetParam()}));
     }
     out.push_back(forward_pipeline(3, 1, 4, GetParam()));
     out.push_back(forward_pipeline(2, 3, 5, GetParam()));
