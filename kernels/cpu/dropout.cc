@@ -13,37 +13,10 @@
 namespace shardwright::kernels {
 namespace {
 
-constexpr std::int64_t kBlock = 4 * cpu::kPhiloxCounters;
-
-[[gnu::always_inline]] inline void factor_block(const Dropout& d, std::uint64_t counter,
-                                                std::uint32_t threshold, float kept,
-                                                float* __restrict factors) {
-  std::uint32_t word[4][cpu::kPhiloxCounters];
-  cpu::philox_block(d.seed, d.purpose, counter, word);
+SHARDWRIGHT_CLONES void words_to_factors(const std::uint32_t* __restrict words, std::uint32_t threshold,
+                                         float kept, float* __restrict factors, std::int64_t n) {
 #pragma omp simd
-  for (int l = 0; l < cpu::kPhiloxCounters; ++l) {
-    factors[4 * l] = word[0][l] < threshold ? 0.0f : kept;
-    factors[4 * l + 1] = word[1][l] < threshold ? 0.0f : kept;
-    factors[4 * l + 2] = word[2][l] < threshold ? 0.0f : kept;
-    factors[4 * l + 3] = word[3][l] < threshold ? 0.0f : kept;
-  }
-}
-
-// Blocks start at any multiple of four; the first and the last may reach outside of what is asked for.
-SHARDWRIGHT_CLONES void fill_factors(const Dropout& d, std::uint32_t threshold, float kept, float* factors,
-                                     std::int64_t n, std::uint64_t first) {
-  std::uint64_t counter = first / 4;
-  for (std::int64_t at = -static_cast<std::int64_t>(first % 4); at < n; at += kBlock) {
-    if (at >= 0 && at + kBlock <= n) {
-      factor_block(d, counter, threshold, kept, factors + at);
-    } else {
-      float block[kBlock];
-      factor_block(d, counter, threshold, kept, block);
-      const std::int64_t begin = std::max<std::int64_t>(at, 0), end = std::min(at + kBlock, n);
-      std::copy(block + (begin - at), block + (end - at), factors + begin);
-    }
-    counter += cpu::kPhiloxCounters;
-  }
+  for (std::int64_t i = 0; i < n; ++i) factors[i] = words[i] < threshold ? 0.0f : kept;
 }
 
 // y may be x itself: each element is read before it is written.
@@ -59,7 +32,20 @@ void cpu::dropout_factors(const Dropout& d, float* factors, std::int64_t n, std:
   assert(d.p >= 0 && d.p < 1);
   // A word is below p * 2^32 exactly if it is below that number rounded up, which is at most 2^32 - 256.
   const auto threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(d.p) * 0x1p32));
-  fill_factors(d, threshold, 1.0f / (1.0f - d.p), factors, n, first);
+  const float kept = 1.0f / (1.0f - d.p);
+  constexpr std::int64_t kTile = 256, kGroupWords = 4 * kPhiloxGroup;
+  std::uint32_t words[kTile];
+  std::uint64_t counter = first / 4;
+  auto skipped = static_cast<std::int64_t>(first % 4);  // words of the first counter that come before
+  for (std::int64_t done = 0; done < n;) {
+    const std::int64_t count = std::min(n - done, kTile - skipped);
+    const std::int64_t groups = (skipped + count + kGroupWords - 1) / kGroupWords;
+    philox_words(d.seed, d.purpose, counter, words, groups * kPhiloxGroup);
+    words_to_factors(words + skipped, threshold, kept, factors + done, count);
+    done += count;
+    counter += kTile / 4;
+    skipped = 0;
+  }
 }
 
 void dropout(Stream&, const Dropout& d, const float* x, float* y, std::int64_t n, std::uint64_t first) {

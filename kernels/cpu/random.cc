@@ -8,11 +8,25 @@
 
 #include "kernels/cpu/clones.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/philox.h"
 #include "kernels/ops.h"
 
 namespace shardwright::kernels {
 namespace {
+
+[[gnu::always_inline]] inline void philox_rounds(std::uint32_t& c0, std::uint32_t& c1, std::uint32_t& c2,
+                                                 std::uint32_t& c3, std::uint32_t k0, std::uint32_t k1) {
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c0;
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c2;
+    c0 = static_cast<std::uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    c1 = static_cast<std::uint32_t>(p1);
+    c2 = static_cast<std::uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c3 = static_cast<std::uint32_t>(p0);
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+}
 
 // A non-negative integer below 2^52 as a double: placed in the mantissa of 2^52, which is then taken away.
 [[gnu::always_inline]] inline double to_double(std::uint64_t integer) {
@@ -39,14 +53,26 @@ namespace {
   return exponent * 0.69314718055994530942 + 2.0 * f * p;
 }
 
-constexpr int kCounters = cpu::kPhiloxCounters;
+constexpr int kCounters = 16;
 constexpr int kBlock = 4 * kCounters;  // normal numbers made at a time, always all of them
 
 // out[64 values] of counters counter .. counter + 15.
 SHARDWRIGHT_CLONES void normal_block(std::uint64_t seed, std::uint64_t purpose, std::uint64_t counter,
                                      double stddev, float* __restrict out) {
   std::uint32_t word[4][kCounters];
-  cpu::philox_block(seed, purpose, counter, word);
+  const auto k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
+  const auto p0 = static_cast<std::uint32_t>(purpose), p1 = static_cast<std::uint32_t>(purpose >> 32);
+#pragma omp simd
+  for (int l = 0; l < kCounters; ++l) {
+    const std::uint64_t low = counter + static_cast<std::uint64_t>(l);
+    std::uint32_t c0 = static_cast<std::uint32_t>(low), c1 = static_cast<std::uint32_t>(low >> 32), c2 = p0,
+                  c3 = p1;
+    philox_rounds(c0, c1, c2, c3, k0, k1);
+    word[0][l] = c0;
+    word[1][l] = c1;
+    word[2][l] = c2;
+    word[3][l] = c3;
+  }
   // Box and Muller: words 0 and 1 give values 0 and 1 of a counter, words 2 and 3 the others.
   for (int pair = 0; pair < 2; ++pair) {
     const std::uint32_t* const radius_word = word[2 * pair];
@@ -95,7 +121,7 @@ PhiloxWords philox(std::uint64_t key, std::uint64_t counter_high, std::uint64_t 
                 c1 = static_cast<std::uint32_t>(counter_low >> 32);
   std::uint32_t c2 = static_cast<std::uint32_t>(counter_high),
                 c3 = static_cast<std::uint32_t>(counter_high >> 32);
-  cpu::philox_rounds(c0, c1, c2, c3, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32));
+  philox_rounds(c0, c1, c2, c3, static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32));
   return {{c0, c1, c2, c3}};
 }
 
