@@ -58,16 +58,4 @@ inline constexpr float kGeluTwoRootTwoOverPi = 1.5957691216057308f;
   return sigmoid + x * sigmoid * (e * sigmoid) * du2;
 }
 
-/// x * sigmoid(x), 0 far below zero.
-[[gnu::always_inline]] inline float silu(float x) { return x / (1.0f + exp_approximate(-x)); }
-
-[[gnu::always_inline]] inline float silu_derivative(float x) {
-  // Past 80 the derivative is 0 or 1 to 1e-32; the clamp keeps exp(-x) finite (and NaN passes).
-  x = x > 80.0f ? 80.0f : x;
-  x = x < -80.0f ? -80.0f : x;
-  const float e = exp_approximate(-x);
-  const float sigmoid = 1.0f / (1.0f + e);
-  return sigmoid + x * sigmoid * (e * sigmoid);
-}
-
 }  // namespace shardwright::kernels::cpu

@@ -14,7 +14,8 @@ SHARDWRIGHT_CLONES void forward_rows(const float* __restrict gate_up, float* __r
     const float* __restrict up = gate + width;
     float* __restrict out = y + r * width;
 #pragma omp simd
-    for (std::int64_t i = 0; i < width; ++i) out[i] = cpu::silu(gate[i]) * up[i];
+    for (std::int64_t i = 0; i < width; ++i)
+      out[i] = gate[i] / (1.0f + cpu::exp_approximate(-gate[i])) * up[i];
   }
 }
 
@@ -28,8 +29,11 @@ SHARDWRIGHT_CLONES void backward_rows(const float* __restrict dy, const float* _
     float* __restrict d_up = d_gate + width;
 #pragma omp simd
     for (std::int64_t i = 0; i < width; ++i) {
-      d_gate[i] = grad[i] * up[i] * cpu::silu_derivative(gate[i]);
-      d_up[i] = grad[i] * cpu::silu(gate[i]);
+      const float g = gate[i], e = cpu::exp_approximate(-g), sigmoid = 1.0f / (1.0f + e);
+      // 1 - sigmoid, without its cancellation above zero and without infinity times zero far below.
+      const float rest = g >= 0.0f ? e * sigmoid : 1.0f - sigmoid;
+      d_gate[i] = grad[i] * up[i] * (sigmoid + g * sigmoid * rest);
+      d_up[i] = grad[i] * (g * sigmoid);
     }
   }
 }
