@@ -1,15 +1,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
 #include "cli/commands.h"
+#include "cli/layout_flags.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/size.h"
+#include "reshard/draw.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
 
@@ -91,6 +95,7 @@ std::string text_of(const Json& report) {
                       size_text(report["raw_bytes"].get<std::uint64_t>()),
                       size_text(report["stored_bytes"].get<std::uint64_t>()));
   text += fmt::format("  model       {}\n", report["model"].dump());
+  if (report.contains("drawn")) text += fmt::format("  drawn       {}\n", report["drawn"].get<std::string>());
   if (report.contains("tensors")) {
     text += "\nTensors:\n";
     for (const Json& tensor : report["tensors"]) {
@@ -115,18 +120,47 @@ std::string text_of(const Json& report) {
   return text;
 }
 
+/// Writes the picture through a temporary name; replaces a picture, and nothing that is no file.
+void draw(ckpt::Env& env, const ckpt::Checkpoint& checkpoint, const std::string& file,
+          const std::optional<reshard::Layout>& target, const std::vector<std::string>& tensors) {
+  if (file.empty())
+    throw Error(ErrorCode::usage, "--draw: the name is empty; give the file to write, as who.svg");
+  const std::filesystem::path path(file);
+  std::error_code unknown;
+  if (std::filesystem::exists(path, unknown) && !std::filesystem::is_regular_file(path, unknown))
+    throw Error(ErrorCode::usage, fmt::format("{}: is no file; give the name of the SVG file to write", file),
+                file);
+  if (!path.parent_path().empty() && !env.is_dir(path.parent_path().string()))
+    throw Error(ErrorCode::missing,
+                fmt::format("{}: its directory does not exist; a directory that does", file), file);
+  const std::string title = fmt::format(
+      "{}, step {}", std::filesystem::path(checkpoint.path()).filename().string(), checkpoint.commit().step);
+  ckpt::replace_file(
+      env, file, reshard::to_svg(reshard::draw_checkpoint(checkpoint.manifest(), title, target, tensors)));
+}
+
 }  // namespace
 
 int inspect(const Arguments& arguments) {
   std::string path;
   bool tensors = false, ranks = false, json = false;
+  std::optional<std::string> picture;
+  std::vector<std::string> drawn;
+  LayoutFlags layout_flags;
   Options flags("inspect", "Says what is in a checkpoint, from its manifest; no shard data is read.",
                 "shardwright inspect runs/demo/checkpoints/step-0000000120 --tensors");
   flags.positional("CKPT", path, "a checkpoint, or a run (then its newest valid checkpoint)");
   flags.flag("--tensors", tensors, "list tensors with kinds, sizes and fingerprints");
   flags.flag("--ranks", ranks, "list files with the boxes in them");
+  flags.text("--draw", "FILE.svg", picture, "draw who holds and who writes which part of some tensors");
+  flags.texts("--tensor", "NAME", drawn, "draw this tensor (several: once for each)");
+  layout_flags.declare(flags);
+  flags.footer("With a layout, --draw shows on the right what a reshard to it would make.");
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
+  if (!picture && (!drawn.empty() || layout_flags.given()))
+    throw Error(ErrorCode::usage,
+                "inspect: a tensor or layout is given and no --draw FILE.svg; give both or none");
 
   ckpt::Env& env = ckpt::posix_env();
   const std::string directory = ckpt::resolve_checkpoint(env, path);
@@ -172,6 +206,12 @@ int inspect(const Arguments& arguments) {
   if (!reason.empty()) report["reason"] = reason;
   if (tensors) report["tensors"] = tensors_json(checkpoint);
   if (ranks) report["files"] = files_json(manifest);
+  if (picture) {
+    std::optional<reshard::Layout> target;
+    if (layout_flags.given()) target = layout_flags.apply(manifest);
+    draw(env, checkpoint, *picture, target, drawn);
+    report["drawn"] = *picture;
+  }
   if (json)
     print_json(report);
   else

@@ -2,15 +2,14 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <tuple>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
 #include "cli/commands.h"
+#include "cli/layout_flags.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/size.h"
@@ -19,72 +18,6 @@ namespace shardwright::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// The target layout as flags say it: a string, or single degrees over the source's.
-struct LayoutFlags {
-  std::optional<std::string> whole;
-  std::optional<std::int64_t> tp, pp, dp, zero, vpp;
-  std::optional<std::string> stages, order;
-
-  void declare(Options& flags) {
-    flags.text("--layout", "LAYOUT", whole, "target layout, as t2p1d2z1");
-    flags.integer("--tp", "T", 1, tp, "tensor parallel ranks (default: the source's, as for the next ones)");
-    flags.integer("--pp", "P", 1, pp, "pipeline stages");
-    flags.integer("--dp", "D", 1, dp, "data parallel ranks");
-    flags.integer("--zero", "Z", 0, zero, "ZeRO stage");
-    flags.integer("--vpp", "V", 1, vpp, "virtual stages of a rank");
-    flags.text("--stages", "5,6,6,5", stages, "layers of each stage");
-    flags.text("--rank-order", "tdp", order, "which axis counts fastest to slowest among the ranks");
-  }
-
-  reshard::Layout apply(const ckpt::Manifest& source) const {
-    reshard::Layout layout = degrees(source);
-    if (stages) layout.stages = parse_stages(*stages);
-    if (order) layout.order = *order;
-    return layout;
-  }
-
- private:
-  reshard::Layout degrees(const ckpt::Manifest& source) const {
-    const bool single = tp || pp || dp || zero || vpp;
-    if (whole) {
-      if (single)
-        throw Error(ErrorCode::usage, "--layout: is given beside single degrees; give the one or the others");
-      return reshard::parse_layout(*whole);
-    }
-    const Json layout = json_document(source.description.layout);
-    if (layout.is_null())
-      throw Error(ErrorCode::usage, "--layout: is missing, and the source says none; give it as t2p1d2z1");
-    reshard::Layout from = reshard::parse_layout_json(source.description.layout);
-    if (!single) return from;
-    // The source's degrees with those given in their place, as a layout string: what they mean is the reshard
-    // room's business.
-    const std::tuple<char, const char*, const std::optional<std::int64_t>*> letters[] = {
-        {'t', "tp", &tp}, {'p', "pp", &pp}, {'d', "dp", &dp}, {'z', "zero", &zero}, {'v', "vpp", &vpp}};
-    std::string text;
-    for (const auto& [letter, name, given] : letters)
-      text += fmt::format("{}{}", letter, *given ? **given : layout.at(name).get<std::int64_t>());
-    reshard::Layout target = reshard::parse_layout(text);
-    target.order = from.order;
-    return target;
-  }
-
-  static std::vector<int> parse_stages(const std::string& text) {
-    std::vector<int> numbers;
-    const char* at = text.data();
-    const char* const end = at + text.size();
-    while (true) {
-      int number = 0;
-      const auto [next, error] = std::from_chars(at, end, number);
-      if (error != std::errc() || number < 0 || (next != end && *next != ','))
-        throw Error(ErrorCode::usage,
-                    fmt::format("--stages: '{}' is no list of numbers; give it as 5,6,6,5", text));
-      numbers.push_back(number);
-      if (next == end) return numbers;
-      at = next + 1;
-    }
-  }
-};
 
 Json report_json(const reshard::ReshardReport& report, bool plan_only) {
   Json json = {{"source", report.source},

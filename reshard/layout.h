@@ -79,12 +79,24 @@ struct BatchShape {
   std::int64_t micro_batch = 0;
 };
 
-/// One message per broken rule, each naming the rule and the nearest legal values; empty if legal. With
-/// `batch`, also training's rules (micro_batch * dp divides global_batch).
+/// True if every rule of a layout holds; with `batch`, also training's (micro_batch * dp divides
+/// global_batch, and with vpp > 1 pp divides the micro-batches). As illegal(...).empty(), without composing
+/// messages.
+bool is_legal(const Layout& layout, const ModelSpec& model, const std::optional<BatchShape>& batch = {});
+
+/// One line per broken rule, each naming the rule, the legal values, and the nearest legal layouts; empty if
+/// legal.
 std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
                                  const std::optional<BatchShape>& batch = {});
 /// Throws Error(usage) with all of them, a line each.
 void check_layout(const Layout& layout, const ModelSpec& model, const std::optional<BatchShape>& batch = {});
+
+/// Up to `most` legal layouts near `layout`, the nearest (by the ratios of the degrees) first. All have one
+/// rank count: the layout's own if any layout of that many ranks is legal, else the largest below it. ZeRO
+/// stage and rank order stay, vpp and `stages` where they can. Degrees must be at least 1; none if no dp
+/// suits the batch. Takes milliseconds at any size.
+std::vector<Layout> nearest_legal(const Layout& layout, const ModelSpec& model,
+                                  const std::optional<BatchShape>& batch = {}, std::size_t most = 3);
 
 /// Micro-batches that each rank runs per step.
 std::int64_t micro_batches(const Layout& layout, const BatchShape& batch);

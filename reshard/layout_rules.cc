@@ -1,5 +1,4 @@
-// Which layouts are legal, what to suggest instead of one that is not, and what to go on with after a loss of
-// ranks.
+// Which layouts are legal, and what is said about one that is not.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,22 +6,46 @@
 #include <numeric>
 
 #include "ckpt/error.h"
+#include "ckpt/nearest.h"
 #include "reshard/layout.h"
 
 namespace shardwright::reshard {
 namespace {
 
+const std::vector<std::string>& rank_orders() {
+  static const std::vector<std::string> orders{"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
+  return orders;
+}
+
+bool degree_fits(std::int64_t degree) { return degree >= 1 && degree <= kMaxRanks; }
+
+bool count_fits(const Layout& l) { return std::int64_t{l.tp} * l.pp <= kMaxRanks / l.dp; }
+
 bool tp_fits(std::int64_t tp, const ModelConfig& m) {
   return m.heads % tp == 0 && (m.kv_heads % tp == 0 || tp % m.kv_heads == 0);
 }
 
-bool dp_fits(std::int64_t dp, const BatchShape& b) { return b.global_batch % (b.micro_batch * dp) == 0; }
+bool dp_fits(std::int64_t dp, const BatchShape& b) {
+  return b.global_batch % b.micro_batch == 0 && b.global_batch / b.micro_batch % dp == 0;
+}
+
+bool depth_fits(const Layout& l, const ModelConfig& m) { return std::int64_t{l.pp} * l.vpp <= m.layers; }
+
+bool interleaving_fits(const Layout& l, const std::optional<BatchShape>& batch) {
+  return l.vpp == 1 || l.pp == 1 || !batch || !dp_fits(l.dp, *batch) || micro_batches(l, *batch) % l.pp == 0;
+}
+
+bool stages_fit(const Layout& l, const ModelConfig& m) {
+  return l.stages.empty() || (static_cast<std::int64_t>(l.stages.size()) == std::int64_t{l.pp} * l.vpp &&
+                              std::all_of(l.stages.begin(), l.stages.end(), [](int n) { return n >= 1; }) &&
+                              std::accumulate(l.stages.begin(), l.stages.end(), std::int64_t{0}) == m.layers);
+}
 
 // "1, 2, 4" of the values up to `limit` that pass; at most the 16 nearest to `asked`, in order.
 template <typename Fits>
 std::string legal_values(std::int64_t asked, std::int64_t limit, const Fits& fits) {
   std::vector<std::int64_t> values;
-  for (std::int64_t v = 1; v <= limit; ++v) {
+  for (std::int64_t v = 1; v <= std::min<std::int64_t>(limit, kMaxRanks); ++v) {
     if (fits(v)) values.push_back(v);
   }
   constexpr std::size_t kShown = 16;
@@ -36,87 +59,134 @@ std::string legal_values(std::int64_t asked, std::int64_t limit, const Fits& fit
   return fmt::format("{}", fmt::join(values, ", "));
 }
 
-// Divisors stay below this for any model or batch; it bounds the search for suggestions.
-constexpr std::int64_t kSuggested = kMaxRanks;
-
 void check_tp(const Layout& l, const ModelConfig& m, std::vector<std::string>& broken) {
   if (tp_fits(l.tp, m)) return;
   const std::string wrong = m.heads % l.tp != 0
                                 ? fmt::format("does not divide the {} heads", m.heads)
                                 : fmt::format("and the {} KV heads do not divide each other", m.kv_heads);
-  broken.push_back(fmt::format(
-      "tp {}: {}; possible with {} heads and {} KV heads: {}", l.tp, wrong, m.heads, m.kv_heads,
-      legal_values(l.tp, std::min(m.heads, kSuggested), [&](std::int64_t tp) { return tp_fits(tp, m); })));
+  broken.push_back(fmt::format("tp {}: {}; possible with {} heads and {} KV heads: {}", l.tp, wrong, m.heads,
+                               m.kv_heads,
+                               legal_values(l.tp, m.heads, [&](std::int64_t tp) { return tp_fits(tp, m); })));
 }
 
-void check_stages(const Layout& l, const ModelConfig& m, const std::optional<BatchShape>& batch,
-                  std::vector<std::string>& broken) {
-  const std::int64_t stages = std::int64_t{l.pp} * l.vpp;
-  if (stages > m.layers) {
+void check_pipeline(const Layout& l, const ModelConfig& m, const std::optional<BatchShape>& batch,
+                    std::vector<std::string>& broken) {
+  if (!depth_fits(l, m)) {
     broken.push_back(
-        fmt::format("pp {}: {} stages (pp x vpp) are more than the {} layers; possible with vpp {}: 1 to {}",
-                    l.pp, stages, m.layers, l.vpp, m.layers / l.vpp));
+        l.vpp == 1
+            ? fmt::format("pp {}: is more than the {} layers; possible pp: 1 to {}", l.pp, m.layers, m.layers)
+            : fmt::format("pp {} x vpp {}: {} stages are more than the {} layers; pp x vpp of at "
+                          "most {}",
+                          l.pp, l.vpp, std::int64_t{l.pp} * l.vpp, m.layers, m.layers));
   }
   if (l.vpp > 1 && l.pp == 1) {
     broken.push_back(fmt::format("vpp {}: needs a pipeline and pp is 1; vpp 1, or pp of at least 2", l.vpp));
   }
-  if (l.vpp > 1 && l.pp > 1 && batch && dp_fits(l.dp, *batch)) {
+  if (!interleaving_fits(l, batch)) {
     const std::int64_t micro = micro_batches(l, *batch);
-    if (micro % l.pp != 0) {
-      broken.push_back(fmt::format(
-          "vpp {}: interleaving needs micro-batches divisible by pp and there are {}; pp of {}, or vpp 1",
-          l.vpp, micro, legal_values(l.pp, std::min(m.layers, kSuggested), [&](std::int64_t pp) {
-            return micro % pp == 0;
-          })));
-    }
+    broken.push_back(fmt::format(
+        "vpp {}: interleaving needs micro-batches divisible by pp and there are {}; pp of {}, or vpp 1",
+        l.vpp, micro, legal_values(l.pp, std::min(m.layers, micro), [&](std::int64_t pp) {
+          return pp > 1 && micro % pp == 0;
+        })));
   }
-  if (l.stages.empty()) return;
+}
+
+// Stages near the ones given: each with a layer, and all layers in them.
+std::vector<int> nearest_stages(const Layout& l, const ModelSpec& model) {
+  Layout even = l;
+  even.stages.clear();
+  std::vector<int> stages = stage_layers(even, model);
+  constexpr std::int64_t kShifted = 64;  // layers moved one by one
+  if (l.stages.size() != stages.size()) return stages;
+  std::vector<int> near = l.stages;
+  std::int64_t missing = model.config.layers;
+  for (int& n : near) {
+    n = std::max(n, 1);
+    missing -= n;
+  }
+  if (std::abs(missing) > kShifted) return stages;
+  for (; missing > 0; --missing) ++*std::min_element(near.begin(), near.end());
+  for (; missing < 0; ++missing) --*std::max_element(near.begin(), near.end());
+  return near;
+}
+
+void check_stages(const Layout& l, const ModelSpec& model, std::vector<std::string>& broken) {
+  if (stages_fit(l, model.config)) return;
+  const std::int64_t stages = std::int64_t{l.pp} * l.vpp;
+  const std::int64_t sum = std::accumulate(l.stages.begin(), l.stages.end(), std::int64_t{0});
+  std::string wrong, right;
   if (static_cast<std::int64_t>(l.stages.size()) != stages) {
-    broken.push_back(fmt::format("stages: {} numbers for {} stages (pp x vpp); one number a stage",
-                                 l.stages.size(), stages));
+    wrong = fmt::format("{} numbers for {} stages (pp x vpp)", l.stages.size(), stages);
+    right = "one number a stage";
+  } else if (std::any_of(l.stages.begin(), l.stages.end(), [](int n) { return n < 1; })) {
+    wrong = "one has no layer";
+    right = "at least 1 layer in each";
+  } else {
+    wrong = fmt::format("sum to {} layers", sum);
+    right = fmt::format("the model has {}", model.config.layers);
+  }
+  constexpr std::int64_t kShown = 64;
+  if (depth_fits(l, model.config)) {
+    right += stages <= kShown ? fmt::format(", as in {}", fmt::join(nearest_stages(l, model), ","))
+                              : ", or none to spread the layers evenly";
+  }
+  broken.push_back(fmt::format("stages: {}; {}", wrong, right));
+}
+
+void check_batch(const Layout& l, const BatchShape& batch, std::vector<std::string>& broken) {
+  if (dp_fits(l.dp, batch)) return;
+  if (batch.global_batch % batch.micro_batch != 0) {
+    broken.push_back(fmt::format(
+        "dp {}: micro_batch {} x dp does not divide global_batch {}; no dp is possible, choose another "
+        "micro_batch: {}",
+        l.dp, batch.micro_batch, batch.global_batch,
+        legal_values(batch.micro_batch, batch.global_batch,
+                     [&](std::int64_t micro) { return batch.global_batch % micro == 0; })));
     return;
   }
-  const std::int64_t sum = std::accumulate(l.stages.begin(), l.stages.end(), std::int64_t{0});
-  if (sum != m.layers) {
-    broken.push_back(fmt::format("stages: sum to {} layers; the model has {}", sum, m.layers));
-  }
-  if (std::any_of(l.stages.begin(), l.stages.end(), [](int n) { return n < 1; })) {
-    broken.push_back("stages: one has no layer; at least 1 layer in each");
-  }
+  broken.push_back(fmt::format("dp {}: micro_batch {} x dp does not divide global_batch {}; possible dp: {}",
+                               l.dp, batch.micro_batch, batch.global_batch,
+                               legal_values(l.dp, batch.global_batch / batch.micro_batch,
+                                            [&](std::int64_t dp) { return dp_fits(dp, batch); })));
 }
 
-// `vpp` and `stages` of the old layout hold only where the new degrees let them.
-std::optional<Layout> adapted(const Layout& old, const ModelSpec& model, const BatchShape& batch,
-                              std::int64_t tp, std::int64_t pp, std::int64_t dp) {
-  Layout l = old;
-  l.tp = static_cast<int>(tp);
-  l.pp = static_cast<int>(pp);
-  l.dp = static_cast<int>(dp);
-  for (const int vpp : {old.vpp, 1}) {
-    l.vpp = vpp;
-    l.stages = old.stages;
-    if (static_cast<std::int64_t>(l.stages.size()) != pp * vpp) l.stages.clear();
-    if (illegal(l, model, batch).empty()) return l;
+// "; nearest legal layouts of 6 ranks: t2p1d3z0, t1p1d6z0"
+std::string nearest_text(const Layout& wanted, const ModelSpec& model,
+                         const std::optional<BatchShape>& batch) {
+  const std::vector<Layout> near = nearest_legal(wanted, model, batch);
+  if (near.empty()) return "";
+  std::vector<std::string> texts;
+  for (const Layout& l : near) texts.push_back(l.string());
+  const std::int64_t asked = std::int64_t{wanted.tp} * wanted.pp * wanted.dp;
+  const int ranks = near.front().ranks();
+  const std::string ranks_text = ranks == 1 ? "1 rank" : fmt::format("{} ranks", ranks);
+  const char* plural = near.size() == 1 ? "" : "s";
+  if (asked == ranks) {
+    return fmt::format("; nearest legal layout{} of {}: {}", plural, ranks_text, fmt::join(texts, ", "));
   }
-  return std::nullopt;
-}
-
-// 1 to `limit`, nearest to `old` first, of two equally near the smaller.
-std::vector<std::int64_t> nearest_first(std::int64_t old, std::int64_t limit) {
-  std::vector<std::int64_t> values(static_cast<std::size_t>(limit));
-  std::iota(values.begin(), values.end(), 1);
-  std::stable_sort(values.begin(), values.end(),
-                   [&](std::int64_t a, std::int64_t b) { return std::abs(a - old) < std::abs(b - old); });
-  return values;
+  return fmt::format("; none of {} ranks is legal, nearest legal layout{} of {}: {}", asked, plural,
+                     ranks_text, fmt::join(texts, ", "));
 }
 
 }  // namespace
 
+bool is_legal(const Layout& layout, const ModelSpec& model, const std::optional<BatchShape>& batch) {
+  const Layout& l = layout;
+  const ModelConfig& m = model.config;
+  return degree_fits(l.tp) && degree_fits(l.pp) && degree_fits(l.dp) && degree_fits(l.vpp) && l.zero >= 0 &&
+         l.zero <= 3 && is_rank_order(l.order) && count_fits(l) && tp_fits(l.tp, m) && depth_fits(l, m) &&
+         (l.vpp == 1 || l.pp > 1) && stages_fit(l, m) &&
+         (!batch || (batch->global_batch >= 1 && batch->micro_batch >= 1 && dp_fits(l.dp, *batch) &&
+                     interleaving_fits(l, batch)));
+}
+
 std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
                                  const std::optional<BatchShape>& batch) {
   std::vector<std::string> broken;
+  if (is_legal(layout, model, batch)) return broken;
   const auto degree = [&](const char* name, int value) {
-    if (value < 1 || value > kMaxRanks) {
+    if (!degree_fits(value)) {
       broken.push_back(fmt::format("{} {}: out of range; 1 to {}", name, value, kMaxRanks));
     }
   };
@@ -124,35 +194,29 @@ std::vector<std::string> illegal(const Layout& layout, const ModelSpec& model,
   degree("pp", layout.pp);
   degree("dp", layout.dp);
   degree("vpp", layout.vpp);
+  if (batch && (batch->global_batch < 1 || batch->micro_batch < 1)) {
+    broken.push_back("global_batch and micro_batch: below 1; at least 1");
+  }
+  if (!broken.empty()) return broken;  // the other rules have nothing to go by
+
   if (layout.zero < 0 || layout.zero > 3) {
     broken.push_back(fmt::format("zero {}: no such stage; 0 to 3", layout.zero));
   }
   if (!is_rank_order(layout.order)) {
     broken.push_back(fmt::format(
-        "rank order '{}': does not name each axis once; t, d and p from fastest to slowest, one of "
-        "tdp, tpd, dtp, dpt, ptd, pdt",
-        layout.order));
+        "rank order '{}': does not name t, d and p once each; one of {} (fastest axis first), nearest: {}",
+        layout.order, fmt::join(rank_orders(), ", "), ckpt::nearest(layout.order, rank_orders())));
   }
-  if (batch && (batch->global_batch < 1 || batch->micro_batch < 1)) {
-    broken.push_back("global_batch and micro_batch: below 1; at least 1");
-  }
-  if (!broken.empty()) return broken;
-
   check_tp(layout, model.config, broken);
-  check_stages(layout, model.config, batch, broken);
-  if (static_cast<double>(layout.tp) * layout.pp * layout.dp > kMaxRanks) {
-    broken.push_back(fmt::format("{}: is more than {} ranks; fewer", layout.string(), kMaxRanks));
+  check_pipeline(layout, model.config, batch, broken);
+  check_stages(layout, model, broken);
+  if (batch) check_batch(layout, *batch, broken);
+  if (!count_fits(layout)) {
+    broken.push_back(fmt::format("tp x pp x dp: is more than {} ranks; fewer", kMaxRanks));
   }
-  if (batch && !dp_fits(layout.dp, *batch)) {
-    const auto fits = [&](std::int64_t dp) { return dp_fits(dp, *batch); };
-    const std::string possible =
-        legal_values(layout.dp, std::min(batch->global_batch / batch->micro_batch, kSuggested), fits);
-    broken.push_back(
-        fmt::format("dp {}: micro_batch {} x dp does not divide global_batch {}; possible dp: {}", layout.dp,
-                    batch->micro_batch, batch->global_batch,
-                    possible.empty() ? "none, choose another micro_batch" : possible));
-  }
-  for (std::string& message : broken) message = fmt::format("layout {}: {}", layout.string(), message);
+  const std::string nearest = nearest_text(layout, model, batch);
+  for (std::string& message : broken)
+    message = fmt::format("layout {}: {}{}", layout.string(), message, nearest);
   return broken;
 }
 
@@ -162,7 +226,7 @@ void check_layout(const Layout& layout, const ModelSpec& model, const std::optio
 }
 
 std::int64_t micro_batches(const Layout& layout, const BatchShape& batch) {
-  return batch.global_batch / (batch.micro_batch * layout.dp);
+  return batch.global_batch / batch.micro_batch / layout.dp;
 }
 
 Layout with_ranks(Layout layout, int ranks) {
@@ -186,24 +250,6 @@ Layout with_ranks(Layout layout, int ranks) {
                             layout.string(), others * layout.dp));
   }
   return layout;
-}
-
-std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const BatchShape& batch,
-                             int remaining, int min_ranks) {
-  const ModelConfig& m = model.config;
-  for (int ranks = std::min(remaining, old.ranks()); ranks >= std::max(min_ranks, 1); --ranks) {
-    // nearest_first puts the old tp and pp at the front, so the order of this search is the order of
-    // preference.
-    for (const std::int64_t tp : nearest_first(old.tp, std::min<std::int64_t>(m.heads, ranks))) {
-      if (ranks % tp != 0 || !tp_fits(tp, m)) continue;
-      // Losing ranks is no reason for a longer pipeline than the run was given.
-      for (const std::int64_t pp : nearest_first(old.pp, std::min<std::int64_t>(old.pp, ranks / tp))) {
-        if (ranks / tp % pp != 0) continue;
-        if (const auto layout = adapted(old, model, batch, tp, pp, ranks / tp / pp)) return layout;
-      }
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace shardwright::reshard

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cmath>
 #include <set>
+#include <tuple>
 
 #include "ckpt/error.h"
 
@@ -152,44 +155,85 @@ TEST(Layout, JsonGoesThereAndBack) {
 TEST(LayoutRules, B03_TpMessageGivesHeadsAndPossibleDegrees) {
   EXPECT_THAT(illegal(parse_layout("t3"), model_with(4, 4, 4)),
               ElementsAre("layout t3p1d1z0: tp 3: does not divide the 4 heads; possible with 4 heads and 4 "
-                          "KV heads: 1, 2, 4"));
+                          "KV heads: 1, 2, 4; nearest legal layouts of 3 ranks: t1p1d3z0, t1p3d1z0"));
   EXPECT_THAT(illegal(parse_layout("t6"), model_with(4, 12, 4)),
               ElementsAre("layout t6p1d1z0: tp 6: and the 4 KV heads do not divide each other; possible with "
-                          "12 heads and 4 KV "
-                          "heads: 1, 2, 4, 12"));
+                          "12 heads and 4 KV heads: 1, 2, 4, 12; nearest legal layouts of 6 ranks: t2p1d3z0, "
+                          "t2p3d1z0, t1p1d6z0"));
   EXPECT_TRUE(illegal(parse_layout("t12"), model_with(4, 12, 4)).empty());
   EXPECT_TRUE(illegal(parse_layout("t4"), model_with(4, 8, 2)).empty());
 }
 
 TEST(LayoutRules, StagesAndPipeline) {
   const ModelSpec model = model_with(4, 4, 4);
-  EXPECT_THAT(illegal(parse_layout("p5"), model), ElementsAre(HasSubstr("possible with vpp 1: 1 to 4")));
-  EXPECT_THAT(illegal(parse_layout("v2"), model), ElementsAre(HasSubstr("needs a pipeline")));
+  EXPECT_THAT(
+      illegal(parse_layout("p5d2"), model),
+      ElementsAre("layout t1p5d2z0: pp 5: is more than the 4 layers; possible pp: 1 to 4; nearest legal "
+                  "layouts of 10 ranks: t1p2d5z0, t1p1d10z0, t2p1d5z0"));
+  EXPECT_THAT(
+      illegal(parse_layout("p3v2"), model),
+      ElementsAre("layout t1p3d1z0v2: pp 3 x vpp 2: 6 stages are more than the 4 layers; pp x vpp of at "
+                  "most 4; nearest legal layouts of 3 ranks: t1p3d1z0, t1p1d3z0"));
+  EXPECT_THAT(
+      illegal(parse_layout("v2d6"), model),
+      ElementsAre("layout t1p1d6z0v2: vpp 2: needs a pipeline and pp is 1; vpp 1, or pp of at least 2; "
+                  "nearest legal layouts of 6 ranks: t1p1d6z0, t1p2d3z0v2, t2p1d3z0"));
   EXPECT_TRUE(illegal(parse_layout("p2v2"), model).empty());
-  EXPECT_THAT(illegal(parse_layout("p2v2"), model, BatchShape{12, 4}),
-              ElementsAre(HasSubstr("divisible by pp and there are 3")));
+  EXPECT_THAT(
+      illegal(parse_layout("p2v2"), model, BatchShape{12, 4}),
+      ElementsAre("layout t1p2d1z0v2: vpp 2: interleaving needs micro-batches divisible by pp and there "
+                  "are 3; pp of 3, or vpp 1; nearest legal layouts of 2 ranks: t1p2d1z0, t2p1d1z0"));
+  EXPECT_TRUE(illegal(parse_layout("p2v2"), model, BatchShape{12, 3}).empty());
+}
+
+TEST(LayoutRules, StagesAreNumbersThatAddUp) {
+  const ModelSpec model = model_with(4, 4, 4);
   Layout layout = parse_layout("p2");
   layout.stages = {1, 3};
   EXPECT_TRUE(illegal(layout, model).empty());
   layout.stages = {1, 2};
-  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("sum to 3 layers; the model has 4")));
+  EXPECT_THAT(
+      illegal(layout, model),
+      ElementsAre("layout t1p2d1z0: stages: sum to 3 layers; the model has 4, as in 2,2; nearest legal "
+                  "layouts of 2 ranks: t1p2d1z0, t1p1d2z0, t2p1d1z0"));
+  layout.stages = {4, 1};
+  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("sum to 5 layers; the model has 4, as in 3,1;")));
   layout.stages = {4, 0};
-  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("at least 1 layer")));
+  EXPECT_THAT(illegal(layout, model),
+              ElementsAre(HasSubstr("stages: one has no layer; at least 1 layer in each, as in 3,1;")));
   layout.stages = {4};
-  EXPECT_THAT(illegal(layout, model), ElementsAre(HasSubstr("1 numbers for 2 stages")));
+  EXPECT_THAT(
+      illegal(layout, model),
+      ElementsAre(HasSubstr("stages: 1 numbers for 2 stages (pp x vpp); one number a stage, as in 2,2;")));
+  layout.stages = {2'000'000'000, 2'000'000'000};
+  EXPECT_THAT(illegal(layout, model),
+              ElementsAre(HasSubstr("sum to 4000000000 layers; the model has 4, as in 2,2")));
 }
 
 TEST(LayoutRules, B146_PossibleDataParallelDegreesAreListed) {
   const ModelSpec model = model_with(4, 4, 4);
-  EXPECT_THAT(illegal(parse_layout("d5"), model, BatchShape{12, 1}),
-              ElementsAre("layout t1p1d5z0: dp 5: micro_batch 1 x dp does not divide global_batch 12; "
-                          "possible dp: 1, 2, 3, 4, 6, "
-                          "12"));
+  EXPECT_THAT(
+      illegal(parse_layout("d5"), model, BatchShape{12, 1}),
+      ElementsAre("layout t1p1d5z0: dp 5: micro_batch 1 x dp does not divide global_batch 12; "
+                  "possible dp: 1, 2, 3, 4, 6, 12; none of 5 ranks is legal, nearest legal layouts of 4 "
+                  "ranks: t1p1d4z0, t2p1d2z0, t1p2d2z0"));
   EXPECT_TRUE(illegal(parse_layout("d6"), model, BatchShape{12, 1}).empty());
   EXPECT_TRUE(illegal(parse_layout("d5"), model).empty()) << "without a batch the rule is training's";
-  EXPECT_THAT(illegal(parse_layout("d1"), model, BatchShape{12, 5}),
-              ElementsAre(HasSubstr("choose another micro_batch")));
+  EXPECT_THAT(
+      illegal(parse_layout("d1"), model, BatchShape{12, 5}),
+      ElementsAre("layout t1p1d1z0: dp 1: micro_batch 5 x dp does not divide global_batch 12; no dp is "
+                  "possible, choose another micro_batch: 1, 2, 3, 4, 6, 12"));
   EXPECT_EQ(micro_batches(parse_layout("d3"), BatchShape{12, 2}), 2);
+}
+
+TEST(LayoutRules, RankOrderNamesEachAxisOnce) {
+  Layout layout = parse_layout("t2d3");
+  layout.order = "tpp";
+  EXPECT_THAT(
+      illegal(layout, model_with(4, 4, 4)),
+      ElementsAre("layout t2p1d3z0: rank order 'tpp': does not name t, d and p once each; one of tdp, "
+                  "tpd, dtp, dpt, ptd, pdt (fastest axis first), nearest: tdp; nearest legal layouts of 6 "
+                  "ranks: t2p1d3z0, t1p1d6z0, t1p2d3z0"));
 }
 
 TEST(LayoutRules, AllBrokenRulesAreReportedTogether) {
@@ -203,6 +247,66 @@ TEST(LayoutRules, AllBrokenRulesAreReportedTogether) {
   }
   EXPECT_THAT(illegal(parse_layout("d100000p2"), model_with(4, 4, 4)),
               ElementsAre(HasSubstr("more than 100000 ranks")));
+}
+
+// What is suggested keeps every rule, and no layout that does is nearer than the first; whatever was asked
+// for, the answer is there at once.
+TEST(LayoutRules, SuggestionsAreLegalAndTheNearest) {
+  const auto ratio = [](int a, int b) { return std::abs(std::log(static_cast<double>(a) / b)); };
+  for (const auto& [layers, heads, kv] : {std::tuple(4, 4, 4), std::tuple(6, 12, 4), std::tuple(7, 5, 5)}) {
+    const ModelSpec model = model_with(layers, heads, kv);
+    for (const auto& batch : {std::optional<BatchShape>(), std::optional(BatchShape{12, 1})}) {
+      for (int code = 0; code < 7 * 9 * 8 * 3; code += 5) {
+        const Layout asked{
+            .tp = 1 + code % 7, .pp = 1 + code / 7 % 9, .dp = 1 + code / 63 % 8, .vpp = 1 + code / 504};
+        const std::vector<std::string> broken = illegal(asked, model, batch);
+        ASSERT_EQ(broken.empty(), is_legal(asked, model, batch));
+        const std::vector<Layout> near = nearest_legal(asked, model, batch, 5);
+        ASSERT_FALSE(near.empty());
+        for (const Layout& l : near) {
+          ASSERT_TRUE(is_legal(l, model, batch)) << l.string();
+          ASSERT_EQ(l.ranks(), near[0].ranks());
+        }
+        if (broken.empty()) {
+          ASSERT_EQ(near[0], asked);
+        }
+        const auto far = [&](const Layout& l) {
+          return ratio(l.tp, asked.tp) + ratio(l.pp, asked.pp) + ratio(l.dp, asked.dp) +
+                 ratio(l.vpp, asked.vpp);
+        };
+        Layout other;
+        for (other.tp = 1; other.tp <= asked.ranks(); ++other.tp) {
+          for (other.pp = 1; other.tp * other.pp <= asked.ranks(); ++other.pp) {
+            for (other.dp = 1; other.tp * other.pp * other.dp <= asked.ranks(); ++other.dp) {
+              if (!is_legal(other, model, batch)) continue;
+              ASSERT_LE(other.ranks(), near[0].ranks()) << other.string() << " for " << asked.string();
+              if (other.ranks() == near[0].ranks() && asked.vpp == 1) {
+                ASSERT_LE(far(near[0]), far(other) + 1e-5);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(LayoutRules, HugeQuestionsAreAnsweredAtOnce) {
+  const auto start = std::chrono::steady_clock::now();
+  ModelSpec model = model_with(4, 4, 4);
+  model.config.layers = 100'000;
+  model.config.heads = model.config.kv_heads = 720'720;
+  for (const char* text :
+       {"t99991", "t7p7d2040", "p99991", "t3p33333d3", "d100000v9", "t100000p100000d100000"}) {
+    for (const auto& batch : {std::optional<BatchShape>(), std::optional(BatchShape{3'603'600, 5}),
+                              std::optional(BatchShape{std::int64_t{1} << 62, std::int64_t{1} << 61})}) {
+      for (const Layout& l : nearest_legal(parse_layout(text), model, batch))
+        EXPECT_TRUE(is_legal(l, model, batch)) << l.string();
+      illegal(parse_layout(text), model, batch);
+    }
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  EXPECT_LT(seconds, 36 * 0.25);
 }
 
 TEST(LayoutRules, DpZeroIsWhatTheRankCountLeaves) {
