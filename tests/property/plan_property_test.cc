@@ -2,53 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstring>
 
 #include "reshard/plan.h"
+#include "tests/property/label_pieces.h"
 #include "tests/property/random_case.h"
 
 namespace shardwright::reshard {
 namespace {
 
 using ckpt::Box;
-
-// What the writers of a layout hold of one tensor.
-struct Pieces {
-  std::vector<Box> boxes;
-  std::vector<std::vector<std::uint32_t>> data;
-};
-
-Pieces empty_pieces(std::vector<Box> boxes) {
-  Pieces p{std::move(boxes), {}};
-  for (const Box& b : p.boxes) p.data.emplace_back(b.elements(), 0xFFFFFFFFu);
-  return p;
-}
-
-// Executes the plan from `from` to a layout's boxes.
-Pieces moved(const Pieces& from, std::vector<Box> boxes) {
-  Pieces to = empty_pieces(std::move(boxes));
-  for (const Copy& c : overlap(to.boxes, from.boxes)) {
-    ckpt::copy_region(reinterpret_cast<const std::byte*>(from.data[c.from].data()), from.boxes[c.from],
-                      reinterpret_cast<std::byte*>(to.data[c.to].data()), to.boxes[c.to], c.region, 4);
-  }
-  return to;
-}
-
-// Row-major global index of each element of a box, as its label.
-std::vector<std::uint32_t> labels(const Box& box, const ckpt::Dims& shape) {
-  std::vector<std::uint32_t> out;
-  ckpt::Dims at = box.offset;
-  for (std::uint64_t n = box.elements(); n > 0; --n) {
-    std::uint64_t index = 0;
-    for (std::size_t d = 0; d < shape.size(); ++d) index = index * shape[d] + at[d];
-    out.push_back(static_cast<std::uint32_t>(index));
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      if (++at[d] < box.end(d)) break;
-      at[d] = box.offset[d];
-    }
-  }
-  return out;
-}
 
 TEST(PlanProperty, ThreeHopsAreTheIdentity) {
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
@@ -61,14 +23,10 @@ TEST(PlanProperty, ThreeHopsAreTheIdentity) {
     const auto boxes_b = written_boxes(model, b);
     const auto boxes_c = written_boxes(model, c);
     for (std::size_t t = 0; t < model.tensors.size(); ++t) {
-      Pieces begin = empty_pieces(boxes_a[t]);
-      for (std::size_t i = 0; i < begin.boxes.size(); ++i)
-        begin.data[i] = labels(begin.boxes[i], model.tensors[t].shape);
-      const Pieces at_b = moved(begin, boxes_b[t]);
-      for (std::size_t i = 0; i < at_b.boxes.size(); ++i) {
-        ASSERT_EQ(at_b.data[i], labels(at_b.boxes[i], model.tensors[t].shape)) << "seed " << seed;
-      }
-      const Pieces end = moved(moved(at_b, boxes_c[t]), boxes_a[t]);
+      const LabelPieces begin = labelled_pieces(boxes_a[t], model.tensors[t].shape);
+      const LabelPieces at_b = moved(begin, boxes_b[t]);
+      ASSERT_EQ(at_b.data, labelled_pieces(boxes_b[t], model.tensors[t].shape).data) << "seed " << seed;
+      const LabelPieces end = moved(moved(at_b, boxes_c[t]), boxes_a[t]);
       ASSERT_EQ(end.data, begin.data)
           << "seed " << seed << " " << a.string() << " " << b.string() << " " << c.string();
     }
