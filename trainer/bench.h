@@ -16,7 +16,8 @@ struct TrainBench {
   double peak_gflops = 0;  // best 2048^3 matrix product of this run
   double share_of_peak = 0;
 };
-/// Forward, backward and optimizer of a 10 M GPT (6 layers x 384, sequence 256, batch 8, vocabulary 256) on one rank.
+/// Forward, backward and optimizer of a 10 M GPT (6 layers x 384, sequence 256, batch 8, vocabulary 256) on
+/// one rank.
 TrainBench bench_train(int threads, int steps);
 
 struct CkptBench {
@@ -28,8 +29,9 @@ struct CkptBench {
   double ratio_to_disk = 0;
   std::string limited_by;
 };
-/// Saves and loads `raw_bytes` of state of realistic entropy in `directory` (removed afterwards), beside the ceilings for the same
-/// bytes in the same directory: memory copy, durable sequential write, read, encode, decode.
+/// Saves and loads `raw_bytes` of state of realistic entropy in `directory` (removed afterwards), beside the
+/// ceilings for the same bytes in the same directory: memory copy, durable sequential write, read, encode,
+/// decode.
 CkptBench bench_ckpt(const std::string& directory, std::uint64_t raw_bytes, int threads);
 
 }  // namespace shardwright::trainer

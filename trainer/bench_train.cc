@@ -4,8 +4,8 @@
 
 #include "kernels/peak.h"
 #include "trainer/bench.h"
-#include "trainer/model.h"
 #include "trainer/optimizer.h"
+#include "trainer/pipeline.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -33,21 +33,26 @@ TrainBench bench_train(int threads, int steps) {
   const reshard::Layout layout;
   Parameters parameters(ten_million(), layout, 0);
   parameters.initialise(1);
-  Communicators comms = make_self_communicators();
-  const auto model = make_gpt2(parameters, *comms.tensor, stream, kBatch, kPositions);
+  Communicators comms = make_communicators(make_self_communicator(), parameters.model(), layout);
+  PipelineOptions options;
+  options.batch = kBatch;
+  options.positions = kPositions;
+  Pipeline pipeline(parameters, comms, stream, options);
   const Config::Optim hyper;
-  Optimizer optimizer(parameters, comms, stream, hyper);
-  std::vector<std::int32_t> tokens, targets;
+  Optimizer optimizer(parameters, comms, stream, hyper, false);
+  MicroBatch batch;
+  batch.batch = kBatch;
+  batch.positions = kPositions;
   for (std::uint64_t i = 0; i < kBatch * kPositions; ++i) {
     const kernels::PhiloxWords words = kernels::philox(1, 0, i);
-    tokens.push_back(static_cast<std::int32_t>(words.w[0] % 256));
-    targets.push_back(static_cast<std::int32_t>(words.w[1] % 256));
+    batch.tokens.push_back(static_cast<std::int32_t>(words.w[0] % 256));
+    batch.targets.push_back(static_cast<std::int32_t>(words.w[1] % 256));
   }
   const auto step = [&](std::int64_t number) {
     const auto start = std::chrono::steady_clock::now();
     parameters.zero_gradients();
-    model->forward(tokens, targets, kBatch, kPositions);
-    model->backward(1.0F / static_cast<float>(kBatch * kPositions));
+    pipeline.train([&](std::int64_t) { return batch; }, 1.0F / static_cast<float>(kBatch * kPositions),
+                   [](Action) {});
     optimizer.reduce_gradients();
     optimizer.update(optimizer.norm({}), hyper.lr, number,
                      [](const Parameter&, const char*, const ckpt::Box&) {});

@@ -4,13 +4,21 @@
 #include <numeric>
 
 namespace shardwright::trainer {
+namespace {
+
+BucketOf kind_of(const reshard::Placed& placed) {
+  if (placed.stage_copies > 1) return BucketOf::stage_copies;
+  return placed.copies > 1 ? BucketOf::tensor_copies : BucketOf::own;
+}
+
+}  // namespace
 
 Bucket::Bucket(Parameters& parameters, Communicator& data, BucketOf kind)
     : parameters_(parameters), data_(data) {
   std::vector<std::vector<ckpt::Box>> pieces;  // by parameter, then dp index; none if not of this bucket
   for (const Parameter& p : parameters.all()) {
     pieces.emplace_back();
-    if ((p.placed.copies > 1) != (kind == BucketOf::copies)) continue;
+    if (kind_of(p.placed) != kind) continue;
     pieces.back() =
         reshard::dp_pieces(parameters.model(), parameters.layout(), parameters.rank(), p.placed.tensor);
   }

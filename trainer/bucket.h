@@ -11,11 +11,11 @@
 
 namespace shardwright::trainer {
 
-/// What a bucket takes: tensors that other ranks of the same data-parallel index hold alike (norms over
-/// tensor-parallel ranks), or the others. The order in which MPI adds depends on length and place in a
-/// buffer, and only buffers of copies alone have the same of both on all those ranks: apart from the rest,
-/// copies come out of a reduction equal in each bit.
-enum class BucketOf : std::uint8_t { copies, others };
+/// What a bucket takes: tensors that one rank of a model's copy holds alone, that tensor-parallel ranks hold
+/// alike (norms, shared KV heads), or that two stages do (tied embeddings). The order in which MPI adds
+/// depends on length and place in a buffer, and only buffers of such copies alone have the same of both on
+/// all ranks with the same tensors: apart from the rest, copies come out of a reduction equal in each bit.
+enum class BucketOf : std::uint8_t { own, tensor_copies, stage_copies };
 
 /// Collective over the data axis; all ranks of it hold the same boxes. Not thread-safe.
 class Bucket {

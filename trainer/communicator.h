@@ -13,6 +13,13 @@
 
 namespace shardwright::trainer {
 
+/// A send or a receive that was started: the memory it is about must stay, unchanged, until wait() returns.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  virtual void wait() = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -34,6 +41,15 @@ class Communicator {
                           std::span<const std::int64_t> counts) = 0;
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual void barrier() = 0;
+
+  /// Messages between two ranks of the group: those of one `tag` (0 to 32767) arrive in the order in which
+  /// they were sent, and sender and receiver name the same count. A send may wait for its receive. Not
+  /// collective.
+  virtual std::unique_ptr<Transfer> send(std::span<const float> values, int to, int tag) = 0;
+  virtual std::unique_ptr<Transfer> receive(std::span<float> values, int from, int tag) = 0;
+
+  /// Groups of the ranks that give the same colour, ordered by `place`; null for colour < 0. Collective.
+  virtual std::unique_ptr<Communicator> split(int colour, int place) = 0;
 
   /// A string of any length from `root` to all.
   std::string broadcast(const std::string& text, int root);
@@ -57,23 +73,24 @@ class MpiRuntime {
   [[noreturn]] void leave(int status) const;
 };
 
-/// All communicators of a rank: the world and one per axis, made in an order that all ranks share.
-struct Communicators {
-  std::unique_ptr<Communicator> world;
-  std::unique_ptr<Communicator> tensor;  // along tp
-  std::unique_ptr<Communicator> data;    // along dp
-  std::unique_ptr<Communicator>
-      model;  // ranks with the same dp index (tp x pp): holds one whole copy of the model
-};
-Communicators make_mpi_communicators(const MpiRuntime& mpi, const reshard::Layout& layout);
 /// Elements in one MPI call at most, because MPI 3 counts are ints.
 inline constexpr std::int64_t kMaxMpiCount = std::int64_t{1} << 30;
-/// The world alone, for what comes before a layout is agreed. Larger collectives are made of several calls of
-/// `max_count` elements.
+/// All ranks. Larger collectives are made of several calls of `max_count` elements.
 std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime& mpi, std::int64_t max_count = kMaxMpiCount);
 /// A group of one, without MPI: every collective is the identity.
 std::unique_ptr<Communicator> make_self_communicator();
-/// Groups of one on every axis.
-Communicators make_self_communicators();
+
+/// All communicators of a rank, made in an order that all ranks share.
+struct Communicators {
+  std::unique_ptr<Communicator> world;
+  std::unique_ptr<Communicator> tensor;    // along tp
+  std::unique_ptr<Communicator> data;      // along dp
+  std::unique_ptr<Communicator> pipeline;  // along pp
+  std::unique_ptr<Communicator> kv;        // ranks with the same KV heads; null if only this one has them
+  std::unique_ptr<Communicator> tied;      // stages with this part of the tied embeddings; null likewise
+};
+/// The groups of a layout among the ranks of `world`, which are as many as the layout's. Collective over it.
+Communicators make_communicators(std::unique_ptr<Communicator> world, const reshard::ModelSpec& model,
+                                 const reshard::Layout& layout);
 
 }  // namespace shardwright::trainer

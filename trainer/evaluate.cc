@@ -34,14 +34,17 @@ EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string
   kernels::Stream stream(kernels::DeviceKind::cpu);
   Parameters parameters(spec, reshard::Layout{}, 0);
   open.load(parameters.load_items(true), {threads, 0});
-  const std::unique_ptr<Communicator> self = make_self_communicator();
-  const std::unique_ptr<Model> model = make_gpt2(parameters, *self, stream, kEvalBatch, positions);
+  Communicators comms = make_communicators(make_self_communicator(), spec, reshard::Layout{});
+  PipelineOptions options;
+  options.batch = kEvalBatch;
+  options.positions = positions;
+  Pipeline pipeline(parameters, comms, stream, options);
 
   EvalReport report;
   report.step = open.commit().step;
   report.tokens = data.samples(positions) * positions;
-  report.loss =
-      loss_over_share(*model, data, positions, kEvalBatch, 0, 1, [] {}) / static_cast<double>(report.tokens);
+  report.loss = loss_over_share(pipeline, data, positions, kEvalBatch, 0, 1, [] {}) /
+                static_cast<double>(report.tokens);
   report.perplexity = std::exp(report.loss);
   return report;
 }

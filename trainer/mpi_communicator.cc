@@ -25,6 +25,20 @@ void check(int code, const char* call, int rank) {
                                            call, std::string(text, length)));
 }
 
+class MpiTransfer : public Transfer {
+ public:
+  explicit MpiTransfer(int rank) : rank_(rank) {}
+  MPI_Request* request() { return &requests_.emplace_back(MPI_REQUEST_NULL); }
+  void wait() override {
+    check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
+          "MPI_Waitall", rank_);
+  }
+
+ private:
+  int rank_;
+  std::vector<MPI_Request> requests_;
+};
+
 class MpiCommunicator : public Communicator {
  public:
   MpiCommunicator(MPI_Comm comm, bool owned, std::int64_t max_count)
@@ -118,6 +132,31 @@ class MpiCommunicator : public Communicator {
     return texts;
   }
 
+  std::unique_ptr<Transfer> send(std::span<const float> values, int to, int tag) override {
+    auto transfer = std::make_unique<MpiTransfer>(rank_);
+    for_pieces(static_cast<std::int64_t>(values.size()), [&](std::int64_t first, int count) {
+      check(MPI_Isend(values.data() + first, count, MPI_FLOAT, to, tag, comm_, transfer->request()),
+            "MPI_Isend", rank_);
+    });
+    return transfer;
+  }
+
+  std::unique_ptr<Transfer> receive(std::span<float> values, int from, int tag) override {
+    auto transfer = std::make_unique<MpiTransfer>(rank_);
+    for_pieces(static_cast<std::int64_t>(values.size()), [&](std::int64_t first, int count) {
+      check(MPI_Irecv(values.data() + first, count, MPI_FLOAT, from, tag, comm_, transfer->request()),
+            "MPI_Irecv", rank_);
+    });
+    return transfer;
+  }
+
+  std::unique_ptr<Communicator> split(int colour, int place) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    check(MPI_Comm_split(comm_, colour < 0 ? MPI_UNDEFINED : colour, place, &part), "MPI_Comm_split", rank_);
+    if (part == MPI_COMM_NULL) return nullptr;
+    return std::make_unique<MpiCommunicator>(part, true, max_count_);
+  }
+
  private:
   // A bound on one rank's text, so that no number of ranks overflows an int displacement.
   static constexpr std::size_t kMaxText = 1u << 16;
@@ -142,20 +181,6 @@ class MpiCommunicator : public Communicator {
   int rank_ = 0;
   int size_ = 1;
 };
-
-// Collective: every rank makes its splits in the same order. `colour` names the group, `place` the order
-// inside it.
-std::unique_ptr<Communicator> split(int colour, int place, int rank) {
-  MPI_Comm comm = MPI_COMM_NULL;
-  check(MPI_Comm_split(MPI_COMM_WORLD, colour, place, &comm), "MPI_Comm_split", rank);
-  return std::make_unique<MpiCommunicator>(comm, true, kMaxMpiCount);
-}
-
-std::unique_ptr<Communicator> axis_communicator(const reshard::Layout& layout, int rank, reshard::Axis axis) {
-  // The first rank of a group names it.
-  return split(reshard::axis_group(layout, rank, axis).front(), reshard::axis_index(layout, rank, axis),
-               rank);
-}
 
 }  // namespace
 
@@ -200,16 +225,6 @@ void MpiRuntime::leave(int status) const {
 
 std::unique_ptr<Communicator> make_mpi_world(const MpiRuntime&, std::int64_t max_count) {
   return std::make_unique<MpiCommunicator>(MPI_COMM_WORLD, false, max_count);
-}
-
-Communicators make_mpi_communicators(const MpiRuntime& mpi, const reshard::Layout& layout) {
-  const int rank = mpi.rank();
-  Communicators result;
-  result.world = make_mpi_world(mpi);
-  result.tensor = axis_communicator(layout, rank, reshard::Axis::tp);
-  result.data = axis_communicator(layout, rank, reshard::Axis::dp);
-  result.model = split(reshard::axis_index(layout, rank, reshard::Axis::dp), rank, rank);
-  return result;
 }
 
 }  // namespace shardwright::trainer

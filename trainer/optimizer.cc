@@ -2,29 +2,38 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace shardwright::trainer {
 
 Optimizer::Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
-                     const Config::Optim& hyper)
-    : parameters_(parameters), comms_(comms), stream_(stream), hyper_(hyper) {
+                     const Config::Optim& hyper, bool sequence_parallel)
+    : parameters_(parameters),
+      comms_(comms),
+      stream_(stream),
+      hyper_(hyper),
+      copy_sum_(parameters, comms, sequence_parallel) {
   if (comms.data->size() == 1) return;
-  copies_.emplace(parameters, *comms.data, BucketOf::copies);
-  if (parameters.layout().zero > 0) others_.emplace(parameters, *comms.data, BucketOf::others);
+  for (const BucketOf kind : {BucketOf::tensor_copies, BucketOf::stage_copies}) {
+    Bucket bucket(parameters, *comms.data, kind);
+    if (!bucket.empty()) copies_.push_back(std::move(bucket));
+  }
+  if (parameters.layout().zero > 0) own_.emplace(parameters, *comms.data, BucketOf::own);
 }
 
 void Optimizer::reduce_gradients() {
-  if (!copies_) return;
   stream_.synchronize();
-  if (others_) {
-    copies_->reduce_scatter_gradients();
-    others_->reduce_scatter_gradients();
+  copy_sum_.run();
+  if (comms_.data->size() == 1) return;
+  if (own_) {
+    for (Bucket& bucket : copies_) bucket.reduce_scatter_gradients();
+    own_->reduce_scatter_gradients();
     return;
   }
-  // All in place at once; the copies, few and small, again in a bucket of their own.
-  copies_->pack_gradients();
+  // All in place at once; the copies again in buckets of their own.
+  for (Bucket& bucket : copies_) bucket.pack_gradients();
   comms_.data->all_reduce_sum(parameters_.gradients());
-  copies_->all_reduce_gradients();
+  for (Bucket& bucket : copies_) bucket.all_reduce_gradients();
 }
 
 StepResult Optimizer::norm(std::span<double> words) {
@@ -62,9 +71,9 @@ void Optimizer::update(const StepResult& norm, double lr, std::int64_t step,
                    p.exp_avg_sq, static_cast<std::int64_t>(p.optimizer_box.elements()));
   }
   stream_.synchronize();
-  if (!others_) return;
-  copies_->all_gather_values();
-  others_->all_gather_values();
+  if (!own_) return;
+  for (Bucket& bucket : copies_) bucket.all_gather_values();
+  own_->all_gather_values();
 }
 
 }  // namespace shardwright::trainer

@@ -13,6 +13,7 @@
 #include "trainer/bucket.h"
 #include "trainer/communicator.h"
 #include "trainer/config.h"
+#include "trainer/copy_sum.h"
 #include "trainer/parameters.h"
 
 namespace shardwright::trainer {
@@ -27,12 +28,12 @@ using BeforeWrite = std::function<void(const Parameter&, const char* kind, const
 
 class Optimizer {
  public:
-  Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
-            const Config::Optim& hyper);
+  Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream, const Config::Optim& hyper,
+            bool sequence_parallel);
 
-  /// ZeRO 0: all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter, each rank its pieces (uneven,
-  /// some empty); gradients outside them are then stale. What several ranks hold alike stays equal in each
-  /// bit.
+  /// First the sum of partial gradients over the ranks of a model's copy (copy_sum.h), then over dp. ZeRO 0:
+  /// all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter, each rank its pieces (uneven, some
+  /// empty); gradients outside them are then stale. What several ranks hold alike stays equal in each bit.
   void reduce_gradients();
 
   /// The norm over writer boxes only (each element once), summed over all ranks in float64. `words` are
@@ -49,8 +50,9 @@ class Optimizer {
   Communicators& comms_;
   kernels::Stream& stream_;
   Config::Optim hyper_;
-  std::optional<Bucket> copies_;  // none in a group of one
-  std::optional<Bucket> others_;  // with ZeRO >= 1 only
+  CopySum copy_sum_;
+  std::vector<Bucket> copies_;  // none in a group of one
+  std::optional<Bucket> own_;   // with ZeRO >= 1 only
 };
 
 /// Learning rate of step `step` (from 1): a pure function. Linear warm-up over warmup_steps, then cosine or

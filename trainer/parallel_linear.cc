@@ -4,20 +4,20 @@
 
 namespace shardwright::trainer {
 
-Linear fuse(std::initializer_list<const Parameter*> weights, std::initializer_list<const Parameter*> biases) {
-  const Parameter& weight = **weights.begin();
-  const Parameter& bias = **biases.begin();
-  Linear fused{weight.value,
-               bias.value,
-               weight.grad,
-               bias.grad,
-               static_cast<std::int64_t>(weight.placed.holds.shape[1]),
-               0};
+Linear fuse(std::span<const Parameter* const> weights, std::span<const Parameter* const> biases) {
+  const Parameter& weight = *weights.front();
+  Linear fused;
+  fused.weight = weight.value;
+  fused.weight_grad = weight.grad;
+  fused.in = static_cast<std::int64_t>(weight.placed.holds.shape[1]);
   for (const Parameter* part : weights) {
     assert(part->value == fused.weight + fused.out * fused.in &&
            part->grad == fused.weight_grad + fused.out * fused.in);
     fused.out += static_cast<std::int64_t>(part->placed.holds.shape[0]);
   }
+  if (biases.empty()) return fused;
+  fused.bias = biases.front()->value;
+  fused.bias_grad = biases.front()->grad;
   [[maybe_unused]] std::int64_t biased = 0;
   for ([[maybe_unused]] const Parameter* part : biases) {
     assert(part->value == fused.bias + biased && part->grad == fused.bias_grad + biased);
@@ -27,51 +27,53 @@ Linear fuse(std::initializer_list<const Parameter*> weights, std::initializer_li
   return fused;
 }
 
-void reduce_over(Communicator& group, float* values, std::int64_t count) {
-  if (group.size() > 1) group.all_reduce_sum(std::span<float>(values, static_cast<std::size_t>(count)));
-}
-
-void column_parallel_forward(kernels::Stream& stream, const Linear& layer, const float* x, float* y,
-                             std::int64_t rows) {
+void column_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                             const Linear& layer, const float* x, float* y) {
+  const float* all = group.gather(x, buffers.input, layer.in);
   if (layer.out == 0) return;
-  kernels::linear_forward(stream, x, layer.weight, layer.bias, y, rows, layer.in, layer.out);
+  kernels::linear_forward(stream, all, layer.weight, layer.bias, y, group.rows(), layer.in, layer.out);
 }
 
-void column_parallel_backward(kernels::Stream& stream, Communicator& tp, const Linear& layer, const float* dy,
-                              const float* x, float* dx, std::int64_t rows) {
+void column_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                              const Linear& layer, const float* dy, const float* x, float* dx) {
+  const float* all = group.gather(x, buffers.input, layer.in);
+  float* partial = group.partial(dx, buffers.output);
   if (layer.out == 0) {
-    kernels::zero(stream, dx, rows * layer.in);
+    kernels::zero(stream, partial, group.rows() * layer.in);
   } else {
-    kernels::linear_backward(stream, dy, x, layer.weight, dx, layer.weight_grad, layer.bias_grad, rows,
-                             layer.in, layer.out);
+    kernels::linear_backward(stream, dy, all, layer.weight, partial, layer.weight_grad, layer.bias_grad,
+                             group.rows(), layer.in, layer.out);
   }
-  reduce_over(tp, dx, rows * layer.in);
+  group.sum(buffers.output, dx, layer.in);
 }
 
-void row_parallel_forward(kernels::Stream& stream, Communicator& tp, const Linear& layer, const float* x,
-                          const float* residual, float* y, std::int64_t rows) {
+void row_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                          const Linear& layer, const float* x, float* y) {
+  float* partial = group.partial(y, buffers.output);
+  // In a group of one the product may add the bias on its way.
+  const bool alone = group.size() == 1;
   if (layer.in == 0) {
-    kernels::zero(stream, y, rows * layer.out);
+    kernels::zero(stream, partial, group.rows() * layer.out);
   } else {
-    // In a group of one the product may add the bias on its way.
-    const float* bias = tp.size() == 1 ? layer.bias : nullptr;
-    kernels::linear_forward(stream, x, layer.weight, bias, y, rows, layer.in, layer.out);
+    kernels::linear_forward(stream, x, layer.weight, alone ? layer.bias : nullptr, partial, group.rows(),
+                            layer.in, layer.out);
   }
-  if (tp.size() > 1) {
-    reduce_over(tp, y, rows * layer.out);
-    kernels::add_bias(stream, layer.bias, y, rows, layer.out);
-  }
-  kernels::add(stream, residual, y, rows * layer.out);
+  group.sum(buffers.output, y, layer.out);
+  if (!alone && layer.bias != nullptr)
+    kernels::add_bias(stream, layer.bias, y, group.local_rows(), layer.out);
 }
 
-void row_parallel_backward(kernels::Stream& stream, const Linear& layer, const float* dy, const float* x,
-                           float* dx, std::int64_t rows) {
-  if (layer.in == 0) {
-    kernels::bias_backward(stream, dy, layer.bias_grad, rows, layer.out);
-  } else {
-    kernels::linear_backward(stream, dy, x, layer.weight, dx, layer.weight_grad, layer.bias_grad, rows,
-                             layer.in, layer.out);
+void row_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                           const Linear& layer, const float* dy, const float* x, float* dx) {
+  const float* all = group.gather(dy, buffers.output, layer.out);
+  float* bias_grad = layer.bias_grad;
+  if (bias_grad != nullptr && (group.spread() || layer.in == 0)) {
+    kernels::bias_backward(stream, dy, bias_grad, group.local_rows(), layer.out);
+    bias_grad = nullptr;
   }
+  if (layer.in == 0) return;
+  kernels::linear_backward(stream, all, x, layer.weight, dx, layer.weight_grad, bias_grad, group.rows(),
+                           layer.in, layer.out);
 }
 
 }  // namespace shardwright::trainer

@@ -1,19 +1,21 @@
 // Linear layers cut over the ranks of a tensor-parallel group, after Megatron-LM (Shoeybi et al. 2019). A
 // column-parallel layer holds rows of its weight and makes its part of the output; a row-parallel layer takes
-// such parts, and one sum over the group completes its output. A pair of them costs one all-reduce forward
-// and one backward.
+// such parts, and one sum over the group completes its output. A pair of them costs one sum forward and one
+// backward. `rows` are all of the micro-batch, `local rows` those of the group's residual stream that are
+// here (TensorGroup).
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
+#include <span>
 
 #include "kernels/ops.h"
-#include "trainer/communicator.h"
 #include "trainer/parameters.h"
+#include "trainer/tensor_group.h"
 
 namespace shardwright::trainer {
 
-/// A weight (out, in) and bias (out) with their gradients, as this rank holds them. Not owned.
+/// A weight (out, in) and bias (out) with their gradients, as this rank holds them; no bias is null. Not
+/// owned.
 struct Linear {
   const float* weight = nullptr;
   const float* bias = nullptr;
@@ -23,27 +25,30 @@ struct Linear {
   std::int64_t out = 0;
 };
 
-/// Tensors that lie back to back in memory (q, k, v) as one layer, their outputs side by side.
-Linear fuse(std::initializer_list<const Parameter*> weights, std::initializer_list<const Parameter*> biases);
+/// Tensors that lie back to back in memory (q, k, v) as one layer, their outputs side by side. No biases: a
+/// layer without.
+Linear fuse(std::span<const Parameter* const> weights, std::span<const Parameter* const> biases);
 
-/// y(rows, out) = x(rows, in) * weight^T + bias; x is the same on all ranks, y this rank's columns. No
-/// communication.
-void column_parallel_forward(kernels::Stream& stream, const Linear& layer, const float* x, float* y,
-                             std::int64_t rows);
-/// dx(rows, in) = dy * weight, summed over the group; the gradients of weight and bias +=. Any size of `out`,
-/// zero included.
-void column_parallel_backward(kernels::Stream& stream, Communicator& tp, const Linear& layer, const float* dy,
-                              const float* x, float* dx, std::int64_t rows);
+/// Room for activations of the whole micro-batch where ranks have only some rows; unused where they have all.
+struct GatherBuffers {
+  float* input = nullptr;   // (rows, C)
+  float* output = nullptr;  // (rows, C)
+};
 
-/// y(rows, out) = residual(rows, out) + x(rows, in) * weight^T summed over the group + bias, the bias once.
-void row_parallel_forward(kernels::Stream& stream, Communicator& tp, const Linear& layer, const float* x,
-                          const float* residual, float* y, std::int64_t rows);
-/// dx(rows, in) = dy * weight; the gradients of weight and bias +=. dy is the same on all ranks, so the bias'
-/// gradient is too, and there is no communication. The residual's gradient is dy itself.
-void row_parallel_backward(kernels::Stream& stream, const Linear& layer, const float* dy, const float* x,
-                           float* dx, std::int64_t rows);
+/// y(rows, out) = x * weight^T + bias; x(local rows, in), y this rank's columns.
+void column_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                             const Linear& layer, const float* x, float* y);
+/// dx(local rows, in) = dy(rows, out) * weight, summed over the group; the gradients of weight and bias +=.
+/// Any size of `out`, zero included.
+void column_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                              const Linear& layer, const float* dy, const float* x, float* dx);
 
-/// Sum over the group in place; nothing at all in a group of one.
-void reduce_over(Communicator& group, float* values, std::int64_t count);
+/// y(local rows, out) = x(rows, in) * weight^T summed over the group + bias, the bias once.
+void row_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                          const Linear& layer, const float* x, float* y);
+/// dx(rows, in) = dy(local rows, out) * weight; the gradients of weight and bias +=. The bias' gradient is of
+/// the local rows: whole where every rank has all of them.
+void row_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                           const Linear& layer, const float* dy, const float* x, float* dx);
 
 }  // namespace shardwright::trainer

@@ -26,24 +26,22 @@ class SelfCommunicator : public Communicator {
   void broadcast(std::span<std::byte>, int) override {}
   void barrier() override {}
   std::vector<std::string> all_gather(const std::string& text) override { return {text}; }
+  // A group of one has nobody to send to.
+  std::unique_ptr<Transfer> send(std::span<const float>, int, int) override {
+    assert(false);
+    return nullptr;
+  }
+  std::unique_ptr<Transfer> receive(std::span<float>, int, int) override {
+    assert(false);
+    return nullptr;
+  }
+  std::unique_ptr<Communicator> split(int colour, int) override {
+    return colour < 0 ? nullptr : make_self_communicator();
+  }
 };
 
 }  // namespace
 
 std::unique_ptr<Communicator> make_self_communicator() { return std::make_unique<SelfCommunicator>(); }
-
-Communicators make_self_communicators() {
-  return {make_self_communicator(), make_self_communicator(), make_self_communicator(),
-          make_self_communicator()};
-}
-
-// Two broadcasts, because only the root knows the length.
-std::string Communicator::broadcast(const std::string& text, int root) {
-  std::uint64_t length = text.size();
-  broadcast(std::as_writable_bytes(std::span(&length, 1)), root);
-  std::string result = rank() == root ? text : std::string(length, '\0');
-  broadcast(std::as_writable_bytes(std::span(result.data(), result.size())), root);
-  return result;
-}
 
 }  // namespace shardwright::trainer

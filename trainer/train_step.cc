@@ -1,6 +1,7 @@
 #include "trainer/train_step.h"
 
 #include "ckpt/fault.h"
+#include "trainer/sample_loss.h"
 
 namespace shardwright::trainer {
 
@@ -19,34 +20,39 @@ std::vector<std::int64_t> micro_batch_places(std::int64_t micro, std::int64_t mi
   return places;
 }
 
-TrainStep::TrainStep(Model& model, const TokenData& data, std::int64_t positions,
+TrainStep::TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t positions,
                      const reshard::BatchShape& batch, int index, int size)
-    : model_(model),
-      runner_(model, data, positions),
+    : pipeline_(pipeline),
+      data_(data),
+      positions_(positions),
       batch_(batch),
       index_(index),
       size_(size),
       seed_(static_cast<float>(1.0 /
                                (static_cast<double>(batch.global_batch) * static_cast<double>(positions)))) {}
 
-double TrainStep::run(const std::vector<std::int64_t>& samples, int rank, std::int64_t step,
-                      Progress& progress) {
-  const std::uint64_t at = static_cast<std::uint64_t>(step);
-  const std::int64_t micros = batch_.global_batch / (batch_.micro_batch * size_);
-  double loss = 0;
-  std::vector<std::int64_t> numbers;
-  for (std::int64_t micro = 0; micro < micros; ++micro) {
-    numbers.clear();
-    for (std::int64_t place : micro_batch_places(micro, batch_.micro_batch, index_, size_))
-      numbers.push_back(samples[static_cast<std::size_t>(place)]);
-    // Once a step, whatever the number of micro-batches.
-    if (micro == 0) ckpt::fault_point("step.forward", rank, at);
-    loss += runner_.forward(numbers);
-    if (micro == 0) ckpt::fault_point("step.backward", rank, at);
-    model_.backward(seed_);
+double TrainStep::run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
+                      std::int64_t step, Progress& progress) {
+  const Pipeline::Source source = [&](std::int64_t micro) {
+    const std::vector<std::int64_t> places = micro_batch_places(micro, batch_.micro_batch, index_, size_);
+    std::vector<std::int64_t> numbers;
+    for (const std::int64_t place : places) numbers.push_back(samples[static_cast<std::size_t>(place)]);
+    return read_micro_batch(data_, numbers, positions_,
+                            static_cast<std::uint64_t>(first_sequence + places.front()));
+  };
+  // Each fault point once a step, whatever the number of micro-batches and stages.
+  bool forward = false;
+  bool backward = false;
+  const Pipeline::Observer observer = [&](Action action) {
+    bool& seen = action == Action::forward ? forward : backward;
+    if (!seen) {
+      const char* point = action == Action::forward ? "step.forward" : "step.backward";
+      ckpt::fault_point(point, rank, static_cast<std::uint64_t>(step));
+    }
+    seen = true;
     progress.advance();
-  }
-  return loss;
+  };
+  return pipeline_.train(source, seed_, observer);
 }
 
 }  // namespace shardwright::trainer

@@ -6,7 +6,7 @@
 
 #include "reshard/layout.h"
 #include "trainer/data.h"
-#include "trainer/model.h"
+#include "trainer/pipeline.h"
 #include "trainer/progress.h"
 #include "trainer/sample_loss.h"
 
@@ -24,16 +24,19 @@ std::vector<std::int64_t> micro_batch_places(std::int64_t micro, std::int64_t mi
 class TrainStep {
  public:
   /// `index` and `size`: this rank's place along dp.
-  TrainStep(Model& model, const TokenData& data, std::int64_t positions, const reshard::BatchShape& batch,
-            int index, int size);
+  TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t positions,
+            const reshard::BatchShape& batch, int index, int size);
 
-  /// Adds the gradients of this rank's micro-batches, seeded with 1 / (global_batch * positions), and returns
-  /// the sum of their losses. Fault points step.forward and step.backward.
-  double run(const std::vector<std::int64_t>& samples, int rank, std::int64_t step, Progress& progress);
+  /// Adds the gradients of this rank's micro-batches, seeded with 1 / (global_batch * positions). `samples`
+  /// are those of the step, the first of them being sequence `first_sequence` of the run. Returns what this
+  /// rank adds to the sum of losses over all ranks. Fault points step.forward and step.backward.
+  double run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
+             std::int64_t step, Progress& progress);
 
  private:
-  Model& model_;
-  SampleRunner runner_;
+  Pipeline& pipeline_;
+  const TokenData& data_;
+  std::int64_t positions_;
   reshard::BatchShape batch_;
   int index_;
   int size_;

@@ -34,7 +34,7 @@ double now_s() { return std::chrono::duration<double>(Clock::now().time_since_ep
 TrainingLoop::TrainingLoop(LoopParts parts, const TrainingState& start)
     : parts_(parts),
       state_(start),
-      train_step_(parts.model, parts.train_data, parts.config.model.seq_len, parts.config.batch(),
+      train_step_(parts.pipeline, parts.train_data, parts.config.model.seq_len, parts.config.batch(),
                   parts.comms.data->rank(), parts.comms.data->size()) {}
 
 LoopEnd TrainingLoop::run(std::int64_t last) {
@@ -69,12 +69,11 @@ void TrainingLoop::step(std::int64_t number) {
 
   const std::vector<std::int64_t> samples = samples_of_step(parts_.order, state_.samples, global_batch);
   parts_.parameters.zero_gradients();
-  const double loss_sum = train_step_.run(samples, rank, number, parts_.progress);
+  const double loss_sum = train_step_.run(samples, state_.samples, rank, number, parts_.progress);
   parts_.optimizer.reduce_gradients();
 
   std::array<double, kWords> words{};
-  // The ranks of a model's copy all hold its loss: one of them counts.
-  words[kLoss] = parts_.comms.model->rank() == 0 ? loss_sum : 0;
+  words[kLoss] = loss_sum;
   words[kStop] = stop_requested() ? 1 : 0;
   words[kHostError] = parts_.log.failure() ? 1 : 0;
   const std::span<double> saving = std::span(words).subspan(kCheckpointing);
@@ -136,10 +135,9 @@ void TrainingLoop::evaluate() {
   const Config& config = parts_.config;
   const std::int64_t positions = config.model.seq_len;
   const std::int64_t tokens = parts_.valid_data->samples(positions) * positions;
-  const double share = loss_over_share(parts_.model, *parts_.valid_data, positions, config.train.micro_batch,
-                                       parts_.comms.data->rank(), parts_.comms.data->size(),
-                                       [&] { parts_.progress.advance(); });
-  double sum = parts_.comms.model->rank() == 0 ? share : 0;
+  double sum = loss_over_share(parts_.pipeline, *parts_.valid_data, positions, config.train.micro_batch,
+                               parts_.comms.data->rank(), parts_.comms.data->size(),
+                               [&] { parts_.progress.advance(); });
   parts_.comms.world->all_reduce_sum(std::span(&sum, 1));
   const double loss = sum / static_cast<double>(tokens);
   parts_.log.eval(state_.step, loss, tokens);

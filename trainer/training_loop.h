@@ -10,9 +10,9 @@
 #include "trainer/communicator.h"
 #include "trainer/config.h"
 #include "trainer/data.h"
-#include "trainer/model.h"
 #include "trainer/optimizer.h"
 #include "trainer/parameters.h"
+#include "trainer/pipeline.h"
 #include "trainer/progress.h"
 #include "trainer/run_log.h"
 #include "trainer/train_step.h"
@@ -25,7 +25,7 @@ struct LoopParts {
   const Config& config;
   Communicators& comms;
   Parameters& parameters;
-  Model& model;
+  Pipeline& pipeline;
   Optimizer& optimizer;
   const TokenData& train_data;
   const SampleOrder& order;

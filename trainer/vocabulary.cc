@@ -1,8 +1,7 @@
 #include "trainer/vocabulary.h"
 
 #include <cmath>
-
-#include "trainer/parallel_linear.h"
+#include <span>
 
 namespace shardwright::trainer {
 namespace {
@@ -20,37 +19,48 @@ VocabularySlice vocabulary_slice(const Parameter& table) {
           static_cast<std::int64_t>(box.shape[0]), static_cast<std::int64_t>(box.shape[1])};
 }
 
-void embed(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-           const std::int32_t* tokens, float* y, std::int64_t rows) {
-  kernels::embedding_forward(stream, tokens, slice.table, y, rows, slice.channels, slice.first, slice.held);
-  reduce_over(tp, y, rows * slice.channels);  // one rank has the row, the others zeros: exact
+void embed(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+           const VocabularySlice& slice, const std::int32_t* tokens, float* y) {
+  kernels::embedding_forward(stream, tokens, slice.table, group.partial(y, buffers.output), group.rows(),
+                             slice.channels, slice.first, slice.held);
+  group.sum(buffers.output, y, slice.channels);  // one rank has the row, the others zeros: exact
 }
 
-double cross_entropy_forward(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-                             const float* x, const std::int32_t* targets, const LogitBuffers& buffers,
-                             std::int64_t rows) {
-  column_parallel_forward(stream, projection(slice), x, buffers.logits, rows);
-  kernels::logits_max(stream, buffers.logits, buffers.row_max, rows, slice.held);
-  if (tp.size() > 1) tp.all_reduce_max(std::span<float>(buffers.row_max, static_cast<std::size_t>(rows)));
-  float* target_logits = buffers.sums + rows;
-  kernels::logits_sum(stream, buffers.logits, targets, buffers.row_max, buffers.sums, target_logits, rows,
+void embed_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                    const VocabularySlice& slice, const std::int32_t* tokens, const float* dy) {
+  const float* all = group.gather(dy, buffers.output, slice.channels);
+  kernels::embedding_backward(stream, tokens, all, slice.grad, group.rows(), slice.channels, slice.first,
+                              slice.held);
+}
+
+double cross_entropy_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                             const VocabularySlice& slice, const float* x, const std::int32_t* targets,
+                             const LogitBuffers& logits) {
+  const std::int64_t rows = group.rows();
+  column_parallel_forward(stream, group, buffers, projection(slice), x, logits.logits);
+  kernels::logits_max(stream, logits.logits, logits.row_max, rows, slice.held);
+  if (group.size() > 1)
+    group.comm().all_reduce_max(std::span<float>(logits.row_max, static_cast<std::size_t>(rows)));
+  float* target_logits = logits.sums + rows;
+  kernels::logits_sum(stream, logits.logits, targets, logits.row_max, logits.sums, target_logits, rows,
                       slice.held, slice.first);
-  reduce_over(tp, buffers.sums, 2 * rows);
+  if (group.size() > 1)
+    group.comm().all_reduce_sum(std::span<float>(logits.sums, static_cast<std::size_t>(2 * rows)));
   stream.synchronize();
   double loss = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (targets[row] < 0) continue;
-    loss += std::log(static_cast<double>(buffers.sums[row])) - static_cast<double>(target_logits[row]);
+    loss += std::log(static_cast<double>(logits.sums[row])) - static_cast<double>(target_logits[row]);
   }
   return loss;
 }
 
-void cross_entropy_backward(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-                            const float* x, const std::int32_t* targets, const LogitBuffers& buffers,
-                            float scale, float* dx, std::int64_t rows) {
-  kernels::logits_backward(stream, buffers.logits, targets, buffers.sums, scale, rows, slice.held,
+void cross_entropy_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                            const VocabularySlice& slice, const float* x, const std::int32_t* targets,
+                            const LogitBuffers& logits, float scale, float* dx) {
+  kernels::logits_backward(stream, logits.logits, targets, logits.sums, scale, group.rows(), slice.held,
                            slice.first);
-  column_parallel_backward(stream, tp, projection(slice), buffers.logits, x, dx, rows);
+  column_parallel_backward(stream, group, buffers, projection(slice), logits.logits, x, dx);
 }
 
 }  // namespace shardwright::trainer

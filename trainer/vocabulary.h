@@ -5,11 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "kernels/ops.h"
-#include "trainer/communicator.h"
+#include "trainer/parallel_linear.h"
 #include "trainer/parameters.h"
+#include "trainer/tensor_group.h"
 
 namespace shardwright::trainer {
 
@@ -23,9 +23,12 @@ struct VocabularySlice {
 };
 VocabularySlice vocabulary_slice(const Parameter& table);
 
-/// y(rows, C) = the tokens' rows of the whole table, on all ranks.
-void embed(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-           const std::int32_t* tokens, float* y, std::int64_t rows);
+/// y(local rows, C) = the tokens' rows of the whole table.
+void embed(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+           const VocabularySlice& slice, const std::int32_t* tokens, float* y);
+/// The table's gradient += dy(local rows, C) of the tokens held here.
+void embed_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                    const VocabularySlice& slice, const std::int32_t* tokens, const float* dy);
 
 /// What a cross entropy keeps between its passes.
 struct LogitBuffers {
@@ -34,14 +37,14 @@ struct LogitBuffers {
   float* sums = nullptr;     // (2, rows): the sums of exponentials, and the targets' logits
 };
 
-/// Sum over the rows of -log softmax(x * table^T)[target], equal on all ranks; rows with targets < 0 count
-/// nothing. x(rows, C).
-double cross_entropy_forward(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-                             const float* x, const std::int32_t* targets, const LogitBuffers& buffers,
-                             std::int64_t rows);
-/// dx(rows, C) = scale * gradient, summed over the group; the table's gradient +=. Uses up `buffers`.
-void cross_entropy_backward(kernels::Stream& stream, Communicator& tp, const VocabularySlice& slice,
-                            const float* x, const std::int32_t* targets, const LogitBuffers& buffers,
-                            float scale, float* dx, std::int64_t rows);
+/// Sum over all rows of -log softmax(x * table^T)[target], equal on all ranks; rows with targets < 0 count
+/// nothing. x(local rows, C), targets(rows).
+double cross_entropy_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                             const VocabularySlice& slice, const float* x, const std::int32_t* targets,
+                             const LogitBuffers& logits);
+/// dx(local rows, C) = scale * gradient, summed over the group; the table's gradient +=. Uses up `logits`.
+void cross_entropy_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
+                            const VocabularySlice& slice, const float* x, const std::int32_t* targets,
+                            const LogitBuffers& logits, float scale, float* dx);
 
 }  // namespace shardwright::trainer

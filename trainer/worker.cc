@@ -72,6 +72,17 @@ Prepared prepare(const Config& given, int ranks) {
   return p;
 }
 
+PipelineOptions pipeline_options(const Config& config) {
+  PipelineOptions options;
+  options.schedule = config.parallel.schedule == "gpipe" ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+  options.sequence_parallel = config.parallel.sequence_parallel;
+  options.micro_batches = reshard::micro_batches(config.parallel.layout, config.batch());
+  options.batch = config.train.micro_batch;
+  options.positions = config.model.seq_len;
+  options.seed = config.train.seed;
+  return options;
+}
+
 void say_start(RunLog& log, const Start& start, const Config& config) {
   for (const ckpt::PassedOver& p : start.passed_over)
     log.line(fmt::format("passed over {}: {}", p.path, p.reason));
@@ -109,7 +120,7 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
 
   const RunIdentity identity = join_run(env, world, config, supervised);
   const std::uint64_t generation = identity.generation.number;
-  Communicators comms = make_mpi_communicators(mpi, layout);
+  Communicators comms = make_communicators(make_mpi_world(mpi), prepared->model, layout);
   RunLog log(world.rank() == 0, generation);
 
   TrainingState initial;
@@ -150,9 +161,8 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   }
 
   kernels::Stream stream(kernels::DeviceKind::cpu);
-  const std::unique_ptr<Model> model =
-      make_gpt2(parameters, *comms.tensor, stream, config.train.micro_batch, config.model.seq_len);
-  Optimizer optimizer(parameters, comms, stream, config.optim);
+  Pipeline pipeline(parameters, comms, stream, pipeline_options(config));
+  Optimizer optimizer(parameters, comms, stream, config.optim, config.parallel.sequence_parallel);
 
   ckpt::SaverOptions saver;
   saver.checkpoints_dir = config.checkpoints_dir;
@@ -170,7 +180,7 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   Checkpointing checkpointing(env, saver, config.checkpoint, world, progress,
                               [&](const ckpt::SaveOutcome& outcome) { log.outcome(outcome); });
 
-  TrainingLoop loop({config, comms, parameters, *model, optimizer, *prepared->train_data, *prepared->order,
+  TrainingLoop loop({config, comms, parameters, pipeline, optimizer, *prepared->train_data, *prepared->order,
                      prepared->valid_data.get(), checkpointing, progress, log, generation},
                     start.state);
   const LoopEnd end = loop.run(last);
