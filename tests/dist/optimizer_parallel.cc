@@ -50,7 +50,7 @@ class Run {
   Run(const reshard::Layout& layout, int rank, Communicators comms)
       : parameters_(model(), layout, rank),
         comms_(std::move(comms)),
-        optimizer_(parameters_, comms_, stream_, hyper()) {
+        optimizer_(parameters_, comms_, stream_, hyper(), false) {
     parameters_.initialise(11);
   }
 
@@ -117,11 +117,11 @@ int compare(Run& here, Run& alone, int rank, int ranks) {
 }
 
 int check(const MpiRuntime& mpi, const reshard::Layout& layout) {
-  Communicators comms = make_mpi_communicators(mpi, layout);
+  Communicators comms = make_communicators(make_mpi_world(mpi), model(), layout);
   const int data = comms.data->rank();
   const int all = comms.data->size();
   Run here(layout, mpi.rank(), std::move(comms));
-  Run alone(reshard::Layout{}, 0, make_self_communicators());
+  Run alone(reshard::Layout{}, 0, make_communicators(make_self_communicator(), model(), {}));
   for (int number = 1; number <= 3; ++number) {
     here.step(number, data, data + 1);
     alone.step(number, 0, all);

@@ -4,10 +4,10 @@
 
 #include <cmath>
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "reshard/model_spec.h"
+#include "trainer/decoder.h"
 #include "trainer/parameters.h"
 
 namespace shardwright::trainer {
@@ -97,10 +97,13 @@ struct TestBatch {
       targets.push_back(hidden ? -1 : draw(1001));
     }
   }
-  std::span<const std::int32_t> part(const std::vector<std::int32_t>& all, std::int64_t first,
-                                     std::int64_t count) const {
-    return std::span(all).subspan(static_cast<std::size_t>(first * positions),
-                                  static_cast<std::size_t>(count * positions));
+  /// Samples [first, first + count), the first of them being sequence `first` of the run.
+  MicroBatch micro_batch(std::int64_t first, std::int64_t count) const {
+    const auto part = [&](const std::vector<std::int32_t>& all) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first * positions);
+      return std::vector<std::int32_t>(begin, begin + static_cast<std::ptrdiff_t>(count * positions));
+    };
+    return {part(tokens), part(targets), count, positions, static_cast<std::uint64_t>(first)};
   }
 };
 

@@ -7,7 +7,7 @@
 #include <ostream>
 
 #include "tests/unit/trainer/gpt2_reference.h"
-#include "trainer/model.h"
+#include "trainer/pipeline.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -15,23 +15,29 @@ namespace {
 /// A model on one rank with test values.
 struct Rank {
   Parameters parameters;
-  std::unique_ptr<Communicator> self = make_self_communicator();
+  Communicators comms;
   kernels::Stream stream{kernels::DeviceKind::cpu};
-  std::unique_ptr<Model> model;
+  Pipeline pipeline;
 
   Rank(const reshard::ModelSpec& spec, std::int64_t max_batch, std::int64_t max_positions)
-      : parameters(spec, {}, 0) {
+      : parameters(spec, {}, 0),
+        comms(make_communicators(make_self_communicator(), spec, {})),
+        pipeline(parameters, comms, stream, options(max_batch, max_positions)) {
     fill_parameters(parameters);
     parameters.zero_gradients();
-    model = make_gpt2(parameters, *self, stream, max_batch, max_positions);
   }
 
   /// Forward and backward of samples [first, first + count); the loss.
   double run(const TestBatch& batch, std::int64_t first, std::int64_t count, float scale) {
-    const double loss = model->forward(batch.part(batch.tokens, first, count),
-                                       batch.part(batch.targets, first, count), count, batch.positions);
-    model->backward(scale);
-    return loss;
+    return pipeline.train([&](std::int64_t) { return batch.micro_batch(first, count); }, scale,
+                          [](Action) {});
+  }
+
+  static PipelineOptions options(std::int64_t batch, std::int64_t positions) {
+    PipelineOptions options;
+    options.batch = batch;
+    options.positions = positions;
+    return options;
   }
 };
 

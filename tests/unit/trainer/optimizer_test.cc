@@ -39,13 +39,13 @@ class OptimizerTest : public testing::Test {
   }
 
   Parameters parameters_{tiny(), reshard::Layout{}, 0};
-  Communicators comms_ = make_self_communicators();
+  Communicators comms_ = make_communicators(make_self_communicator(), parameters_.model(), {});
   kernels::Stream stream_{kernels::DeviceKind::cpu};
   Config::Optim hyper_;
 };
 
 TEST_F(OptimizerTest, NormCountsEachElementOnceAndKeepsWords) {
-  Optimizer optimizer(parameters_, comms_, stream_, hyper_);
+  Optimizer optimizer(parameters_, comms_, stream_, hyper_, false);
   std::vector<double> words{1.5, -2};
   const StepResult result = optimizer.norm(words);
   EXPECT_NEAR(result.grad_norm, norm_by_hand(), 1e-9);
@@ -56,14 +56,14 @@ TEST_F(OptimizerTest, NormCountsEachElementOnceAndKeepsWords) {
 TEST_F(OptimizerTest, OneBadElementMakesTheNormNotFinite) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     parameters_.all().back().grad[0] = bad;
-    EXPECT_FALSE(Optimizer(parameters_, comms_, stream_, hyper_).norm({}).finite);
+    EXPECT_FALSE(Optimizer(parameters_, comms_, stream_, hyper_, false).norm({}).finite);
   }
 }
 
 TEST_F(OptimizerTest, AdamWByHandWithClippingAndDecayOfMatricesOnly) {
   hyper_.clip = 0.5;
   hyper_.weight_decay = 0.3;
-  Optimizer optimizer(parameters_, comms_, stream_, hyper_);
+  Optimizer optimizer(parameters_, comms_, stream_, hyper_, false);
   std::map<std::string, std::pair<double, double>> before;  // value, gradient of element 1
   for (const Parameter& p : parameters_.all()) before[p.spec->name] = {p.value[1], p.grad[1]};
   const double lr = 0.01;

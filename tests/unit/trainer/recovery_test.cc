@@ -232,10 +232,11 @@ TEST_F(PlanRecovery, GivesUpWithAReason) {
 TEST(LayoutOverrides, SetEveryDegree) {
   reshard::Layout layout = reshard::parse_layout("t2p2d3z1");
   layout.stages = {1, 3};
-  EXPECT_THAT(layout_overrides(layout),
-              ElementsAre(Override{"parallel.tp", "2"}, Override{"parallel.pp", "2"},
-                          Override{"parallel.dp", "3"}, Override{"parallel.vpp", "1"},
-                          Override{"parallel.zero", "1"}, Override{"parallel.stages", "[1, 3]"}));
+  EXPECT_THAT(
+      layout_overrides(layout),
+      ElementsAre(Override{"parallel.tp", "2"}, Override{"parallel.pp", "2"}, Override{"parallel.dp", "3"},
+                  Override{"parallel.vpp", "1"}, Override{"parallel.zero", "1"},
+                  Override{"parallel.stages", "[1, 3]"}, Override{"parallel.rank_order", "tdp"}));
 }
 
 }  // namespace
