@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
+#include <unordered_map>
 
 #include "ckpt/error.h"
 #include "reshard/reshard.h"
@@ -13,10 +15,12 @@ ModelSpec model_of(const ckpt::Manifest& manifest) {
     throw Error(ErrorCode::mismatch,
                 fmt::format("{}: {}; the tensors of the model that the checkpoint names", tensor, wrong));
   };
+  std::unordered_map<std::string_view, const TensorSpec*> of_name;
+  for (const TensorSpec& tensor : model.tensors) of_name[tensor.name] = &tensor;
   for (const ckpt::TensorEntry& stored : manifest.tensors) {
-    const std::int64_t row = model.find(stored.name);
-    if (row < 0) refuse(stored.name, "is in the checkpoint, and not in its model");
-    const ckpt::Dims& shape = model.tensors[static_cast<std::size_t>(row)].shape;
+    const auto found = of_name.find(stored.name);
+    if (found == of_name.end()) refuse(stored.name, "is in the checkpoint, and not in its model");
+    const ckpt::Dims& shape = found->second->shape;
     if (stored.shape != shape) {
       refuse(stored.name, fmt::format("has shape {} in the checkpoint, and {} in its model",
                                       to_string(stored.shape), to_string(shape)));

@@ -18,7 +18,7 @@ constexpr double kTensorWidth = 300;
 constexpr double kVectorHeight = 40;
 constexpr double kLeastHeight = 84;
 constexpr double kMostHeight = 180;
-constexpr double kList = 216;  // right of a tensor, for who holds what
+constexpr double kList = 240;  // right of a tensor, for who holds what
 constexpr double kColumn = kTicks + kTensorWidth + kList;
 constexpr double kLine = 15;
 constexpr double kHeader = 92;
@@ -67,7 +67,7 @@ std::string listed(const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 6;
   if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
   if (ranks.size() <= kShown) return fmt::format("ranks {}", fmt::join(ranks, ", "));
-  return fmt::format("ranks {}, {}, {}, … {} ({})", ranks[0], ranks[1], ranks[2], ranks.back(), ranks.size());
+  return fmt::format("{} ranks: {}, {}, … {}", ranks.size(), ranks[0], ranks[1], ranks.back());
 }
 
 // "A" to "Z", then "A1".

@@ -154,9 +154,17 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
   placed.reserve(model.tensors.size() / static_cast<std::size_t>(layout.pp) + 16);
   for (std::uint32_t i = 0; i < model.tensors.size(); ++i) {
     const TensorSpec& tensor = model.tensors[i];
-    const std::vector<int> stages = pipeline_holders(tensor, pipeline);
-    const auto stage = std::find(stages.begin(), stages.end(), at.pp);
-    if (stage == stages.end()) continue;
+    const auto here = [&](std::int64_t place) {
+      return pipeline[static_cast<std::size_t>(place + 1)] == at.pp;
+    };
+    if (std::none_of(tensor.places.begin(), tensor.places.end(), here)) continue;
+    std::uint64_t stages = 1;
+    std::uint64_t stage = 0;
+    if (tensor.places.size() > 1) {
+      const std::vector<int> ranks = pipeline_holders(tensor, pipeline);
+      stages = ranks.size();
+      stage = static_cast<std::uint64_t>(std::find(ranks.begin(), ranks.end(), at.pp) - ranks.begin());
+    }
     const TpShare share = tp_share(tensor.tp, tp, static_cast<std::uint64_t>(at.tp));
     const Dims tile_extents = tile(tensor.shape);
 
@@ -164,12 +172,11 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
     p.tensor = i;
     p.holds = tp_box(tensor, share);
     p.piece = piece_box(p.holds, tile_extents[0], dp, i, static_cast<std::uint64_t>(at.dp));
-    p.stage_copies = static_cast<std::uint32_t>(stages.size());
-    p.copies = static_cast<std::uint32_t>(stages.size() * share.members);
+    p.stage_copies = static_cast<std::uint32_t>(stages);
+    p.copies = static_cast<std::uint32_t>(stages * share.members);
     // The digits that chose among the dp pieces are used up; the next ones choose among the holders.
     const auto number = static_cast<std::uint32_t>(i / dp);
-    const auto member = static_cast<std::uint64_t>(stage - stages.begin()) * share.members + share.member;
-    p.writes = piece_box(p.piece, tile_extents[0], p.copies, number, member);
+    p.writes = piece_box(p.piece, tile_extents[0], p.copies, number, stage * share.members + share.member);
     if (p.writes.empty()) continue;
     p.chunk = tile_extents;
     for (std::size_t d = 0; d < p.chunk.size(); ++d) p.chunk[d] = std::min(p.chunk[d], p.writes.shape[d]);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -26,12 +28,13 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
   plan.layout = layout;
   check_layout(layout, plan.model);
 
+  std::unordered_map<std::string_view, std::size_t> row_of;
+  for (std::size_t t = 0; t < plan.model.tensors.size(); ++t) row_of[plan.model.tensors[t].name] = t;
   // States grouped by the model's tensors.
   std::vector<std::vector<std::uint32_t>> states_of(plan.model.tensors.size());
   for (std::uint32_t s = 0; s < source.states.size(); ++s) {
     if (weights_only && source.states[s].kind != kParam) continue;
-    const std::int64_t tensor = plan.model.find(source.tensors[source.states[s].tensor].name);
-    states_of[static_cast<std::size_t>(tensor)].push_back(s);
+    states_of[row_of.at(source.tensors[source.states[s].tensor].name)].push_back(s);
   }
   std::vector<std::vector<ckpt::Box>> source_boxes(source.states.size());
   std::vector<std::uint64_t> source_chunks(source.states.size());
