@@ -1,4 +1,5 @@
-// label_fill OUT_DIR --model k=v,... --layout t2d3z1 [--step N] [--change tensor:kind:i,j]
+// label_fill OUT_DIR --model k=v,... --layout t2d3z1 [--stages 2,1,1] [--rank-order pdt] [--step N] [--change
+// tensor:kind:i,j]
 //   writes a labelled checkpoint of that layout, on request with one element changed
 // label_fill --check CKPT
 //   status 1 and a line for each state in which a value is not where it belongs
@@ -71,7 +72,10 @@ int run(const std::vector<std::string>& arguments) {
     return wrong.empty() ? 0 : 1;
   }
   const reshard::ModelSpec model = parse_model(options["--model"]);
-  const reshard::Layout layout = reshard::parse_layout(options["--layout"]);
+  reshard::Layout layout = reshard::parse_layout(options["--layout"]);
+  for (const std::string& number : split(options["--stages"], ','))
+    layout.stages.push_back(std::stoi(number));
+  if (options.contains("--rank-order")) layout.order = options["--rank-order"];
   check_layout(layout, model);
   LabelChange change;
   if (options.contains("--change")) change = parse_change(options["--change"], model);
