@@ -15,13 +15,10 @@
 
 #include "reshard/model_spec.h"
 #include "tests/unit/trainer/decoder_inputs.h"
+#include "trainer/decoder_layer.h"
 #include "trainer/parameters.h"
 
 namespace shardwright::trainer {
-
-/// Where elements are dropped: the sum of the embeddings, attention's probabilities, and what attention and
-/// MLP add to the residual stream.
-enum class ReferenceSite : std::uint8_t { embedding, attention, attention_output, mlp_output };
 
 class DecoderReference {
  public:
@@ -29,7 +26,7 @@ class DecoderReference {
   /// What the element of this index is multiplied by: 0 or 1 / (1 - p). The layer of the embedding is 0.
   /// Indices: (first sequence * T + row) * C + channel; in attention ((sequence * H + head) * T + query) * T
   /// + key.
-  using Mask = std::function<double(ReferenceSite site, std::int64_t layer, std::uint64_t index)>;
+  using Mask = std::function<double(DropoutSite site, std::int64_t layer, std::uint64_t index)>;
 
   explicit DecoderReference(const reshard::ModelSpec& model)
       : model_(model),
@@ -65,7 +62,7 @@ class DecoderReference {
         if (table) x[size(r * c_ + c)] += parameters[*table][size(r % positions * c_ + c)];
       }
     }
-    drop(ReferenceSite::embedding, 0, x);
+    drop(DropoutSite::embedding, 0, x);
     std::vector<Kept> kept;
     for (std::int64_t layer = 0; layer < model_.config.layers; ++layer)
       kept.push_back(layer_forward(layer, x));
@@ -77,7 +74,7 @@ class DecoderReference {
     Tensor dx = norm_backward(Role::final_norm, Role::final_norm_bias, -1, x, dnormed);
     for (std::int64_t layer = model_.config.layers; layer-- > 0;)
       layer_backward(layer, kept[size(layer)], dx);
-    drop(ReferenceSite::embedding, 0, dx);
+    drop(DropoutSite::embedding, 0, dx);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < c_; ++c) {
         gradients[embedding][size(tokens[size(r)] * c_ + c)] += dx[size(r * c_ + c)];
@@ -137,7 +134,7 @@ class DecoderReference {
   }
 
   /// x(rows, C) with elements dropped; its own backward.
-  void drop(ReferenceSite site, std::int64_t layer, Tensor& x) const {
+  void drop(DropoutSite site, std::int64_t layer, Tensor& x) const {
     if (!mask) return;
     const auto first = static_cast<std::uint64_t>(first_sequence_ * t_ * c_);
     for (std::size_t i = 0; i < x.size(); ++i) x[i] *= mask(site, layer, first + i);
@@ -271,7 +268,7 @@ class DecoderReference {
     rotate(k.k, kv_heads_, 1);
     attention(layer, k);
     k.middle = linear(Role::o, Role::o_bias, layer, k.mixed);
-    drop(ReferenceSite::attention_output, layer, k.middle);
+    drop(DropoutSite::attention_output, layer, k.middle);
     add(k.middle, x);
 
     k.normed2 = norm(Role::post_norm, Role::post_norm_bias, layer, k.middle);
@@ -281,7 +278,7 @@ class DecoderReference {
     for (std::size_t i = 0; i < k.up.size(); ++i)
       k.inner[i] = llama() ? k.gate[i] * logistic(k.gate[i]) * k.up[i] : gelu(k.up[i]);
     x = linear(Role::down, Role::down_bias, layer, k.inner);
-    drop(ReferenceSite::mlp_output, layer, x);
+    drop(DropoutSite::mlp_output, layer, x);
     add(x, k.middle);
     return k;
   }
@@ -289,7 +286,7 @@ class DecoderReference {
   /// dx: gradient of the layer's output, then of its input.
   void layer_backward(std::int64_t layer, const Kept& k, Tensor& dx) {
     Tensor dbranch = dx;
-    drop(ReferenceSite::mlp_output, layer, dbranch);
+    drop(DropoutSite::mlp_output, layer, dbranch);
     Tensor dup = linear_backward(Role::down, Role::down_bias, layer, k.inner, dbranch);
     Tensor dnormed2(dx.size(), 0.0);
     if (llama()) {
@@ -307,7 +304,7 @@ class DecoderReference {
     add(dx, norm_backward(Role::post_norm, Role::post_norm_bias, layer, k.middle, dnormed2));
 
     dbranch = dx;
-    drop(ReferenceSite::attention_output, layer, dbranch);
+    drop(DropoutSite::attention_output, layer, dbranch);
     const Tensor dmixed = linear_backward(Role::o, Role::o_bias, layer, k.mixed, dbranch);
     Tensor dq(k.q.size(), 0.0), dk(k.k.size(), 0.0), dv(k.v.size(), 0.0);
     attention_backward(layer, k, dmixed, dq, dk, dv);
@@ -367,7 +364,7 @@ class DecoderReference {
   double factor(std::int64_t layer, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t u) const {
     if (!mask) return 1;
     const std::int64_t index = (((first_sequence_ + b) * heads_ + h) * t_ + t) * t_ + u;
-    return mask(ReferenceSite::attention, layer, static_cast<std::uint64_t>(index));
+    return mask(DropoutSite::attention, layer, static_cast<std::uint64_t>(index));
   }
 
   template <typename Visit>
@@ -392,6 +389,15 @@ class DecoderReference {
   std::int64_t c_, heads_, kv_heads_, d_;
   std::int64_t b_ = 0, t_ = 0, first_sequence_ = 0;  // of the present run
 };
+
+/// The masks of a run of this seed, by the definition in kernels/ops.h.
+inline DecoderReference::Mask philox_mask(double dropout, std::uint64_t seed) {
+  return [p = static_cast<double>(static_cast<float>(dropout)), seed](DropoutSite site, std::int64_t layer,
+                                                                      std::uint64_t index) {
+    const kernels::PhiloxWords words = kernels::philox(seed, dropout_purpose(layer, site), index / 4);
+    return static_cast<double>(words.w[index % 4]) < p * 0x1p32 ? 0 : 1 / (1 - p);
+  };
+}
 
 /// Euclidean norm of all tensors together.
 inline double norm_of(const std::vector<DecoderReference::Tensor>& tensors) {

@@ -21,7 +21,7 @@ void PrintTo(const ReferenceCase& c, std::ostream* out) {
 
 /// A mask of no meaning, different in each place.
 DecoderReference::Mask some_mask(double p) {
-  return [p](ReferenceSite site, std::int64_t layer, std::uint64_t index) {
+  return [p](DropoutSite site, std::int64_t layer, std::uint64_t index) {
     const auto stream = static_cast<std::uint64_t>(2000 + 10 * layer) + static_cast<std::uint64_t>(site);
     return (test_uniform(stream, index) + 1) / 2 < p ? 0 : 1 / (1 - p);
   };
