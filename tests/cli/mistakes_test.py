@@ -59,6 +59,14 @@ class MistakesTestCase(RunTestCase):
         line = self.one_line(2, "train", self.tiny(), "--set", "parallel.tp=2")  # 3 heads
         self.assertRegex(line, r"\b1\b.*\b3\b", line)
         self.assertIn("heads", line)
+        self.assertTrue(line.endswith("; nearest legal layouts of 2 ranks: t1p1d2z0, t1p2d1z0"), line)
+        line = self.one_line(2, "train", self.tiny(train={"micro_batch": 4}), "--set", "parallel.dp=4")
+        self.assertTrue(line.endswith("possible dp: 1; none of 4 ranks is legal, nearest legal layout of 3 ranks: t3p1d1z0"),
+                        line)
+        line = self.one_line(2, "train", self.tiny(), "--set", "parallel.pp=2", "--set", "parallel.vpp=2")
+        self.assertIn("pp x vpp of at most 2; nearest legal layouts of 2 ranks: t1p2d1z0, t1p1d2z0", line)
+        line = self.one_line(2, "train", self.tiny(), "--set", "parallel.pp=2", "--set", "parallel.stages=[2, 1]")
+        self.assertIn("stages: sum to 3 layers; the model has 2, as in 1,1; nearest legal layouts", line)
 
     def test_NprocThatContradictsTheLayout(self):
         line = self.one_line(2, "train", self.tiny(parallel={"tp": 3, "dp": 1}), "--nproc", "4")
