@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The whole of Shardwright in a few minutes, on real text: bash cli/demo.sh [TEXT FILES...]
 #
-# Trains a small GPT on four ranks with asynchronous checkpoints, kills one rank with SIGKILL, watches the run go on with
-# the three that remain, reshards the checkpoint for another layout, finishes there, and compares every loss with a run that
-# nothing disturbed. Ends with status 1 unless the ranks really changed and the losses agree within 1e-5.
+# Trains a small GPT on eight ranks, 2-way tensor x 2 pipeline stages x 2-way data parallel, with asynchronous checkpoints;
+# kills one rank with SIGKILL, watches the run go on with what remains, reshards the checkpoint for a third layout, finishes
+# there, and compares every loss with a run that nothing disturbed. Ends with status 1 unless the ranks really changed and the losses agree within 1e-5.
 set -euo pipefail
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -93,6 +93,7 @@ warmup_steps = 10
 
 [parallel]
 tp = 2
+pp = 2
 dp = 2
 zero = 1
 
@@ -104,17 +105,17 @@ size = sum(os.path.getsize(text) for text in texts)
 print(f"Training data: {len(texts)} text(s), {size} bytes")
 PYTHON
 
-say "An undisturbed run, for comparison: 4 ranks, 2-way tensor parallel x 2-way data parallel, ZeRO 1"
-run undisturbed "$shardwright" train "$work/undisturbed.toml" --nproc 4
+say "An undisturbed run, for comparison: 8 ranks, 2-way tensor x 2-stage pipeline x 2-way data parallel, ZeRO 1"
+run undisturbed "$shardwright" train "$work/undisturbed.toml" --nproc 8
 
-say "The same run, but rank 3 gets SIGKILL in step $kill_at; what remains goes on by itself"
-run disturbed env "SHARDWRIGHT_FAULT=step.backward:rank=3:step=$kill_at=kill" \
-  "$shardwright" train "$work/disturbed.toml" --nproc 4 --stop-after "$reshard_at"
+say "The same run, but rank 5 gets SIGKILL in step $kill_at; what remains goes on by itself"
+run disturbed env "SHARDWRIGHT_FAULT=step.backward:rank=5:step=$kill_at=kill" \
+  "$shardwright" train "$work/disturbed.toml" --nproc 8 --stop-after "$reshard_at"
 grep -E 'lost|resuming|changed layout' "$work/disturbed.log" || true
 
 checkpoint=$(printf 'step-%010d' "$reshard_at")
-say "The checkpoint of step $reshard_at, written again for 4-way tensor parallel, and proven equal"
-run reshard "$shardwright" reshard "$work/disturbed" "$work/resharded/$checkpoint" --layout t4p1d1z0
+say "The checkpoint of step $reshard_at, written again for 4-way tensor parallel in 2 stages, and proven equal"
+run reshard "$shardwright" reshard "$work/disturbed" "$work/resharded/$checkpoint" --layout t4p2d1z0
 cat "$work/reshard.log"
 run verify "$shardwright" verify "$work/resharded/$checkpoint"
 cat "$work/verify.log"
@@ -123,7 +124,7 @@ cat "$work/diff.log"
 
 say "To the end in that layout"
 run resumed "$shardwright" train "$work/disturbed.toml" --resume "$work/resharded/$checkpoint" \
-  --set parallel.tp=4 --set parallel.dp=1 --set parallel.zero=0
+  --set parallel.tp=4 --set parallel.pp=2 --set parallel.dp=1 --set parallel.zero=0
 
 say "What happened"
 python3 cli/demo_report.py "$work/disturbed" "$work/undisturbed" "$reshard_at"

@@ -3,6 +3,7 @@
 python3 demo_report.py DISTURBED_RUN UNDISTURBED_RUN RESHARD_STEP
 """
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def phases(records):
         else:
             found.append([step, step])
     return found
+
+
+def axes(layout):
+    """{"t": 2, "p": 2, "d": 2, "z": 1} of t2p2d2z1."""
+    return {letter: int(number) for letter, number in re.findall("([a-z])([0-9]+)", layout)}
 
 
 def main(disturbed, undisturbed, reshard_step):
@@ -77,8 +83,13 @@ def main(disturbed, undisturbed, reshard_step):
     if sorted(records) != sorted(reference):
         problems.append(f"the run has steps {len(records)}, the undisturbed one {len(reference)}")
     ranks = [records[first]["ranks"] for first, _ in phases(records)]
-    if len(ranks) < 3 or not (ranks[0] == 4 and ranks[1] < 4):
+    if len(ranks) < 3 or not (ranks[0] == 8 and ranks[1] < 8):
         problems.append(f"the ranks did not change as they should: {ranks}")
+    ways = [axes(records[first]["layout"]) for first, _ in phases(records)]
+    for before, after in zip(ways, ways[1:]):
+        changed = [axis for axis in "tpd" if before[axis] != after[axis]]
+        if len(changed) < 2:
+            problems.append(f"only {changed} changed between {before} and {after}; at least two axes should")
     layouts = {record["layout"] for step, record in records.items() if step > reshard_step}
     if len(layouts) != 1 or layouts == {records[reshard_step]["layout"]}:
         problems.append(f"the last steps ran in {sorted(layouts)}")

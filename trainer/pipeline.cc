@@ -32,6 +32,7 @@ Pipeline::Pipeline(Parameters& parameters, Communicators& comms, kernels::Stream
       shape_(decoder_shape(parameters, group_, options.batch * options.positions)),
       work_(shape_, group_.spread()),
       schedule_(make_schedule(options.schedule, place(pipeline_, parameters), options.micro_batches)) {
+  if (options.early_receives) schedule_ = with_early_receives(std::move(schedule_));
   const DecoderParts parts{parameters, group_, stream, shape_, work_, options.seed};
   int chunk = 0;
   for (const reshard::StageLayers& stage :

@@ -15,6 +15,7 @@ namespace shardwright::trainer {
 
 struct PipelineOptions {
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  bool early_receives = false;  // one computation before they are needed
   bool sequence_parallel = false;
   std::int64_t micro_batches = 1;  // of an optimizer step
   std::int64_t batch = 1;          // sequences of a micro-batch at most

@@ -4,16 +4,14 @@
 //
 // What the lists assume of the runtime:
 // - receive_* starts a receive into the buffers of (chunk, micro) and does not wait; the forward or backward
-// of the
-//   same (chunk, micro) does.
+//   of the same (chunk, micro) does.
 // - send_* starts a send and does not wait. It may stay incomplete until the peer has started the matching
-// receive
-//   (nothing needs to be buffered on the way).
+//   receive (nothing needs to be buffered on the way).
 // - Messages between two ranks are matched in order, apart for each direction (inputs, gradients) and
-// receiving chunk.
+//   receiving chunk.
 // - The buffers of (chunk, micro) live in slot micro mod buffers_needed(chunk); an instruction that begins to
-// use a
-//   slot waits until all sends from it are complete. At the end of the list the runtime waits for all sends.
+//   use a slot waits until all sends from it are complete. At the end of the list the runtime waits for all
+//   sends.
 #pragma once
 
 #include <cstdint>

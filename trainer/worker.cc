@@ -74,7 +74,7 @@ Prepared prepare(const Config& given, int ranks) {
 
 PipelineOptions pipeline_options(const Config& config) {
   PipelineOptions options;
-  options.schedule = config.parallel.schedule == "gpipe" ? ScheduleKind::gpipe : ScheduleKind::one_f_one_b;
+  options.schedule = parse_schedule_kind(config.parallel.schedule);
   options.sequence_parallel = config.parallel.sequence_parallel;
   options.micro_batches = reshard::micro_batches(config.parallel.layout, config.batch());
   options.batch = config.train.micro_batch;
