@@ -31,14 +31,19 @@ TrainStep::TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t pos
       seed_(static_cast<float>(1.0 /
                                (static_cast<double>(batch.global_batch) * static_cast<double>(positions)))) {}
 
+MicroBatch TrainStep::micro_batch(const std::vector<std::int64_t>& samples, std::int64_t first_sequence,
+                                  std::int64_t micro) const {
+  const std::vector<std::int64_t> places = micro_batch_places(micro, batch_.micro_batch, index_, size_);
+  std::vector<std::int64_t> numbers;
+  for (const std::int64_t place : places) numbers.push_back(samples[static_cast<std::size_t>(place)]);
+  return read_micro_batch(data_, numbers, positions_,
+                          static_cast<std::uint64_t>(first_sequence + places.front()));
+}
+
 double TrainStep::run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
                       std::int64_t step, Progress& progress) {
   const Pipeline::Source source = [&](std::int64_t micro) {
-    const std::vector<std::int64_t> places = micro_batch_places(micro, batch_.micro_batch, index_, size_);
-    std::vector<std::int64_t> numbers;
-    for (const std::int64_t place : places) numbers.push_back(samples[static_cast<std::size_t>(place)]);
-    return read_micro_batch(data_, numbers, positions_,
-                            static_cast<std::uint64_t>(first_sequence + places.front()));
+    return micro_batch(samples, first_sequence, micro);
   };
   // Each fault point once a step, whatever the number of micro-batches and stages.
   bool forward = false;

@@ -32,6 +32,9 @@ class TrainStep {
   /// rank adds to the sum of losses over all ranks. Fault points step.forward and step.backward.
   double run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
              std::int64_t step, Progress& progress);
+  /// This rank's micro-batch of a number, of such a step.
+  MicroBatch micro_batch(const std::vector<std::int64_t>& samples, std::int64_t first_sequence,
+                         std::int64_t micro) const;
 
  private:
   Pipeline& pipeline_;

@@ -3,16 +3,21 @@
 // against the same six steps on one rank: equal fingerprints of all weights at step 0, losses within 1e-5,
 // and whatever several ranks hold equal in each bit at the end. Exits 1 with a line for each difference.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "ckpt/digest.h"
 #include "ckpt/fingerprint.h"
 #include "tests/tools/temp_dir.h"
 #include "trainer/communicator.h"
@@ -66,6 +71,21 @@ struct Way {
   std::string text;
 };
 
+/// The order of ranks and the spread of layers vary along with the ways.
+Way way(const reshard::ModelSpec& model, reshard::Layout layout, ScheduleKind schedule, bool spread,
+        std::size_t number) {
+  constexpr std::array kOrders{"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"};
+  layout.order = kOrders[number % kOrders.size()];
+  if (number % 4 == 1) {
+    layout.stages = reshard::stage_layers(layout, model);
+    std::ranges::reverse(layout.stages);
+  }
+  return {
+      layout, schedule, spread,
+      fmt::format("{} {} [{}] {}{}", layout.string(), layout.order, fmt::join(layout.stages, ", "),
+                  schedule == ScheduleKind::gpipe ? "gpipe" : "1f1b", spread ? " sequence parallel" : "")};
+}
+
 /// Every legal way to train the model on up to `ranks` ranks, in a fixed order.
 std::vector<Way> ways(const reshard::ModelSpec& model, int ranks) {
   std::vector<Way> all;
@@ -81,10 +101,7 @@ std::vector<Way> ways(const reshard::ModelSpec& model, int ranks) {
               if (pp == 1 && schedule == ScheduleKind::gpipe) continue;
               for (const bool spread : {false, true}) {
                 if (tp == 1 && spread) continue;
-                all.push_back({layout, schedule, spread,
-                               fmt::format("{} {}{}", layout.string(),
-                                           schedule == ScheduleKind::gpipe ? "gpipe" : "1f1b",
-                                           spread ? " sequence parallel" : "")});
+                all.push_back(way(model, layout, schedule, spread, all.size()));
               }
             }
           }
@@ -97,6 +114,7 @@ std::vector<Way> ways(const reshard::ModelSpec& model, int ranks) {
 
 struct Outcome {
   std::vector<std::string> fingerprints;  // of each tensor's values at step 0
+  std::vector<std::string> ledger;        // what each step's sequences are, in their order in the run
   std::vector<double> losses;
   std::vector<std::string> different_copies;
 };
@@ -151,6 +169,30 @@ std::vector<std::string> different_copies(const Parameters& parameters, Communic
   return different;
 }
 
+/// The sequences that all copies of the model train on in one step, by number in the run: one line.
+std::string ledger(const TrainStep& step, const std::vector<std::int64_t>& samples, std::int64_t first,
+                   std::int64_t micro_batches, Communicators& comms) {
+  std::string own;
+  // One rank of each copy tells.
+  const bool tells = comms.tensor->rank() == 0 && comms.pipeline->rank() == 0;
+  for (std::int64_t micro = 0; tells && micro < micro_batches; ++micro) {
+    const MicroBatch m = step.micro_batch(samples, first, micro);
+    for (std::int64_t i = 0; i < m.batch; ++i) {
+      const std::span row = std::span(m.tokens).subspan(static_cast<std::size_t>(i * m.positions),
+                                                        static_cast<std::size_t>(m.positions));
+      own += fmt::format("{:08} {:016x}\n", m.first_sequence + static_cast<std::uint64_t>(i),
+                         ckpt::xxh3_64(std::as_bytes(row)));
+    }
+  }
+  std::vector<std::string> rows;
+  for (const std::string& text : comms.world->all_gather(own)) {
+    for (std::size_t at = 0; at < text.size(); at = text.find('\n', at) + 1)
+      rows.push_back(text.substr(at, text.find('\n', at) - at));
+  }
+  std::ranges::sort(rows);
+  return fmt::format("{}", fmt::join(rows, ", "));
+}
+
 /// Six steps on the ranks of `world`.
 Outcome train(const reshard::ModelSpec& model, const Way& way, std::unique_ptr<Communicator> world,
               const TokenData& data, Progress& progress) {
@@ -178,9 +220,10 @@ Outcome train(const reshard::ModelSpec& model, const Way& way, std::unique_ptr<C
   const SampleOrder order(data.samples(positions), kBatch.global_batch, kSeed);
   for (std::int64_t number = 1; number <= kSteps; ++number) {
     const std::int64_t first = (number - 1) * kBatch.global_batch;
+    const std::vector<std::int64_t> samples = samples_of_step(order, first, kBatch.global_batch);
+    outcome.ledger.push_back(ledger(step, samples, first, options.micro_batches, comms));
     parameters.zero_gradients();
-    std::array<double, 1> loss{
-        step.run(samples_of_step(order, first, kBatch.global_batch), first, rank, number, progress)};
+    std::array<double, 1> loss{step.run(samples, first, rank, number, progress)};
     optimizer.reduce_gradients();
     const StepResult norm = optimizer.norm(loss);
     optimizer.update(norm, hyper.lr, number, [](const Parameter&, const char*, const ckpt::Box&) {});
@@ -196,6 +239,10 @@ std::vector<std::string> differences(const Outcome& found, const Outcome& right)
     if (found.fingerprints[t] != right.fingerprints[t])
       lines.push_back(
           fmt::format("step 0: {} where {} is right", found.fingerprints[t], right.fingerprints[t]));
+  for (std::size_t i = 0; i < right.ledger.size(); ++i)
+    if (found.ledger[i] != right.ledger[i])
+      lines.push_back(
+          fmt::format("step {}: sequences {} where {} are right", i + 1, found.ledger[i], right.ledger[i]));
   for (std::size_t i = 0; i < right.losses.size(); ++i)
     if (!(std::abs(found.losses[i] - right.losses[i]) <= kTolerance * right.losses[i]))
       lines.push_back(
