@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::array<const char*, 3> kFreeSections = {"optim", "checkpoint", "elastic"};
 constexpr std::array<const char*, 2> kFreeTrainKeys = {"steps", "dtype"};
+// Of [parallel], what a layout's string does not say.
+constexpr std::array<const char*, 4> kFreeParallelKeys = {"stages", "rank_order", "schedule",
+                                                          "sequence_parallel"};
 
 nlohmann::json parse(const std::string& text) {
   // A configuration of another program may be anything: then there is nothing to compare.
@@ -82,6 +85,8 @@ Comparison compare(const ckpt::Manifest& stored, const Config& config, const res
   const nlohmann::json then_config = parse(stored.description.config);
   const nlohmann::json now_config = parse(to_json(config));
   compare_section(then_config, now_config, "train", {kFreeTrainKeys.begin(), kFreeTrainKeys.end()},
+                  result.permitted);
+  compare_section(then_config, now_config, "parallel", {kFreeParallelKeys.begin(), kFreeParallelKeys.end()},
                   result.permitted);
   for (const char* section : kFreeSections)
     compare_section(then_config, now_config, section, {}, result.permitted);
