@@ -118,6 +118,12 @@ Drawing draw_checkpoint(const ckpt::Manifest& manifest, const std::string& title
   if (!manifest.description.model.empty() && !manifest.description.layout.empty()) {
     model = model_of(manifest);
     source = parse_layout_json(manifest.description.layout);
+    if (!is_legal(*source, *model)) {
+      throw Error(ErrorCode::damaged,
+                  fmt::format("checkpoint: names the layout {}, which its model does not allow; "
+                              "`shardwright verify` checks the rest",
+                              source->string()));
+    }
   }
   if (target) {
     if (!model) {

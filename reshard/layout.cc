@@ -174,6 +174,10 @@ Layout parse_layout_json(const std::string& json) {
                   fmt::format("layout description: a degree is {}; 1 to {}", degree, kMaxRanks));
     }
   }
+  if (std::int64_t{layout.tp} * layout.pp > kMaxRanks / layout.dp) {
+    throw Error(ErrorCode::damaged,
+                fmt::format("layout description: is of more than {} ranks; at most that many", kMaxRanks));
+  }
   if (!is_rank_order(layout.order)) {
     throw Error(ErrorCode::damaged,
                 fmt::format("layout description: order is '{}'; t, d and p, each once", layout.order));

@@ -21,8 +21,8 @@ struct Layout {
   int dp = 1;
   int zero = 0;
   int vpp = 1;
-  std::vector<int> stages =
-      {};  // layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly
+  // Layers per (virtual) stage in model order, pp*vpp numbers; empty: spread evenly.
+  std::vector<int> stages = {};
   std::string order = "tdp";  // which axis counts fastest to slowest among the ranks: t, d and p, each once
   friend bool operator==(const Layout&, const Layout&) = default;
 

@@ -101,6 +101,18 @@ TEST(Draw, ACheckpointWithoutAModelIsDrawnAsStored) {
   EXPECT_TRUE(drawing.tensors[0].sides[0].holds.empty());
   EXPECT_EQ(count(to_svg(drawing), "class=\"frame\""), 2u);
   EXPECT_THROW(draw_checkpoint(m, "t", parse_layout("t2"), {}), Error);
+  // A model whose layout cannot be.
+  const ModelSpec model = l2();
+  ckpt::Manifest impossible;
+  for (const TensorSpec& t : model.tensors) impossible.tensors.push_back({t.name, t.shape});
+  impossible.description.model = to_json(model.config);
+  impossible.description.layout = R"({"tp":3,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[1,1]})";
+  try {
+    draw_checkpoint(impossible, "t", std::nullopt, {});
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::damaged);
+  }
   try {
     draw_checkpoint(m, "t", std::nullopt, {"bb"});
     FAIL();

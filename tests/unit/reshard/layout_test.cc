@@ -148,6 +148,8 @@ TEST(Layout, JsonGoesThereAndBack) {
       << "written before ranks had an order";
   EXPECT_THROW(parse_layout_json(R"({"tp":1,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4],"order":"tdx"})"),
                Error);
+  EXPECT_THROW(parse_layout_json(R"({"tp":90000,"pp":90000,"dp":90000,"zero":0,"vpp":1,"stages":[4]})"),
+               Error);
   EXPECT_THROW(parse_layout_json("{}"), Error);
   EXPECT_THROW(parse_layout_json(R"({"tp":0,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]})"), Error);
 }
