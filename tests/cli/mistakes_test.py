@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import BINARY, TINY, RunTestCase, main, run  # noqa: E402
+from run_harness import BINARY, T1, TINY, RunTestCase, layout_sets, main, run  # noqa: E402
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 PREFIX = "shardwright: error: "
@@ -67,6 +67,52 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("pp x vpp of at most 2; nearest legal layouts of 2 ranks: t1p2d1z0, t1p1d2z0", line)
         line = self.one_line(2, "train", self.tiny(), "--set", "parallel.pp=2", "--set", "parallel.stages=[2, 1]")
         self.assertIn("stages: sum to 3 layers; the model has 2, as in 1,1; nearest legal layouts", line)
+
+    def test_LayoutsThatCannotBe(self):
+        """Each line names the rule and layouts that keep it."""
+        config = self.config("run", dict(T1, layers=4))
+        for layout, line in (
+                ("t2", "t2p1d1z0: tp 2: does not divide the 3 heads; possible with 3 heads and 3 KV heads: 1, 3; "
+                       "nearest legal layouts of 2 ranks: t1p1d2z0, t1p2d1z0"),
+                ("p5", "t1p5d1z0: pp 5: is more than the 4 layers; possible pp: 1 to 4; none of 5 ranks is legal, "
+                       "nearest legal layouts of 4 ranks: t1p4d1z0, t1p2d2z0, t1p1d4z0"),
+                ("v2", "t1p1d1z0v2: vpp 2: needs a pipeline and pp is 1; vpp 1, or pp of at least 2; "
+                       "nearest legal layout of 1 rank: t1p1d1z0"),
+                ("p2d4v2", "t1p2d4z0v2: vpp 2: interleaving needs micro-batches divisible by pp and there are 3; "
+                           "pp of 3, or vpp 1; nearest legal layouts of 8 ranks: "),
+                ("p3 stages=2,2", "t1p3d1z0: stages: 2 numbers for 3 stages (pp x vpp); one number a stage, as in 2,1,1; "
+                                  "nearest legal layouts of 3 ranks: t1p3d1z0, t1p1d3z0, t3p1d1z0"),
+                ("p2 stages=2,3", "t1p2d1z0: stages: sum to 5 layers; the model has 4, as in 2,2; "
+                                  "nearest legal layouts of 2 ranks: t1p2d1z0, t1p1d2z0"),
+                ("p2 stages=4,0", "t1p2d1z0: stages: one has no layer; at least 1 layer in each, as in 3,1; "
+                                  "nearest legal layouts of 2 ranks: t1p2d1z0, t1p1d2z0")):
+            with self.subTest(layout=layout):
+                found = self.one_line(2, "train", config, *layout_sets(layout))
+                self.assertTrue(found.startswith(f"layout {line}"), found)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_ModelsThatCannotBe(self):
+        config = self.config("run", T1)
+        for changes, line in (
+                (["heads=4", "kv_heads=4"], "model.heads: 4 heads of hidden 12 have the odd size 3; "
+                              "rotary positions turn pairs, so hidden / heads must be even"),
+                (["kv_heads=2"], "model.kv_heads: 2 KV heads do not divide the 3 heads; "
+                                 "each KV head serves as many heads: a divisor of 3"),
+                (["dropout=0.1"], "model.dropout: is 0.1 with arch llama; 0, a llama has none"),
+                (["dropout=1.0"], "--set: model.dropout: 1 is out of range; give a number from 0, below 1"),
+                (["arch=gpt2", "kv_heads=1"], "model.kv_heads: is 1 with 3 heads; gpt2 has as many KV heads as heads (or 0)")):
+            with self.subTest(changes=changes):
+                sets = [word for change in changes for word in ("--set", f"model.{change}")]
+                self.assertEqual(self.one_line(2, "train", config, *sets), line)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_WhatChangesNothingIsNoMistake(self):
+        """Sequence parallelism without tensor parallelism, and a schedule without a pipeline."""
+        config = self.tiny()
+        self.train(config, "t1")
+        self.train(config, "t1 sp gpipe", "--set", f"run.dir={self.dir / 'other'}")
+        self.assertEqual(self.losses(self.dir / "run"), self.losses(self.dir / "other"))
+        self.train(config, "p2v2 gpipe", "--set", f"run.dir={self.dir / 'third'}", "--set", "model.layers=4")
 
     def test_NprocThatContradictsTheLayout(self):
         line = self.one_line(2, "train", self.tiny(parallel={"tp": 3, "dp": 1}), "--nproc", "4")

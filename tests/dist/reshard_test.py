@@ -16,12 +16,6 @@ class ReshardTestCase(RunTestCase):
         self.train(config, layout, "--stop-after", "3")
         return self.checkpoint(self.dir / "run", 3)
 
-    def reshard(self, source, layout, name=None):
-        target = self.dir / (name or layout)
-        report = self.ok("reshard", source, target, "--layout", layout, "--json").json()
-        self.assertTrue(report["proof"]["ok"], report)
-        return target
-
     def test_RoundTripIsTheIdentity(self):  # timeout=200
         source = self.trained("t2d3z1")
         a = self.fingerprints(source)

@@ -22,10 +22,15 @@ import xxhash
 
 BUILD = Path(os.environ.get("SHARDWRIGHT_BUILD", Path(__file__).resolve().parents[2] / "build" / "release"))
 BINARY = BUILD / "bin" / "shardwright"
+LABEL_FILL = BUILD / "bin" / "label_fill"
 MARK = "SHARDWRIGHT_TEST_MARK"
 
 # The small models of the bug cases; data of fixed seed, sequence length 32.
 G1 = dict(arch="gpt2", layers=4, hidden=64, heads=4, ffn=256, vocab=97, seq_len=32, tie_embeddings=True)
+L1 = dict(arch="llama", layers=6, hidden=96, heads=12, kv_heads=4, ffn=176, vocab=203, seq_len=32, tie_embeddings=False)
+L2 = dict(L1, layers=4, hidden=64, heads=8, kv_heads=2, ffn=96, vocab=64)
+U1 = dict(L1, layers=7, hidden=40, heads=5, kv_heads=5, ffn=105, vocab=131)
+T1 = dict(L1, layers=2, hidden=12, heads=3, kv_heads=3, ffn=21, vocab=33)
 TINY = dict(arch="gpt2", layers=2, hidden=12, heads=3, ffn=21, vocab=33, seq_len=8, tie_embeddings=True)
 
 
@@ -60,6 +65,8 @@ class Started:
     def __init__(self, args, env=None, cwd=None, prefix=()):
         self.mark = uuid.uuid4().hex
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDWRIGHT_") or k == "SHARDWRIGHT_BUILD"}
+        # Tests run side by side on few cores: threads that wait must not take a core from those that work.
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
         environment.update({MARK: self.mark}, **(env or {}))
         self.began = time.monotonic()
         self.out, self.err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
@@ -160,7 +167,7 @@ class RunTestCase(unittest.TestCase):
         self.started = []
         self.addCleanup(lambda: [(s.end(), s.close()) for s in self.started])
 
-    def config(self, name, model=G1, data=None, tokens=4000, **sections):
+    def config(self, name, model=G1, data=None, valid=None, tokens=4000, **sections):
         """Writes <dir>/<name>.toml with the run directory <dir>/<name>; sections override the defaults."""
         if data is None:
             data = self.dir / f"tokens-{model['vocab']}-{tokens}.bin"
@@ -169,7 +176,7 @@ class RunTestCase(unittest.TestCase):
         tables = {
             "run": {"dir": str(self.dir / name)},
             "model": dict(model),
-            "data": {"train": str(data), "format": "u16"},
+            "data": {"train": str(data), "format": "u16", **({"valid": str(valid)} if valid else {})},
             "train": {"steps": 6, "global_batch": 12, "micro_batch": 1, "seed": 7, "log_samples": True},
             "optim": {"lr": 1e-2, "warmup_steps": 2, "schedule": "cosine", "clip": 1.0},
             "parallel": {},
@@ -200,10 +207,49 @@ class RunTestCase(unittest.TestCase):
         return result
 
     def train(self, config, layout="t1d1z0", *args, status=0, **more):
-        """Trains in a layout such as t2d3z1; the rank count follows from it."""
+        """Trains in a layout such as t2d3z1, with more words as layout_sets knows; the rank count follows from it."""
         result = run("train", config, *layout_sets(layout), *args, **more)
         self.assertEqual(result.status, status, f"train {config} {layout} {args}: {result}")
         return result
+
+    def saved_run(self, model, layout, at=3, until=6, **sections):
+        """Trains `until` steps; returns the configuration, the checkpoint of step `at`, and the losses after it."""
+        sections.setdefault("train", {})["steps"] = until
+        config, whole = self.config("run", model, checkpoint={"every": at}, **sections), self.dir / "whole"
+        self.train(config, layout, "--set", f"run.dir={whole}")
+        return config, self.checkpoint(whole, at), {s: loss for s, loss in self.losses(whole).items() if s > at}
+
+    def go_on(self, config, layout, checkpoint, expected, *more, relative=1e-5, name="on"):
+        """Goes on from a checkpoint in a run of its own, whose losses must be the first of those expected. Returns its directory."""
+        run = self.dir / f"{name}-{slug(layout)}"
+        self.train(config, layout, "--set", f"run.dir={run}", "--resume", checkpoint, *more)
+        found = self.losses(run)
+        self.assert_losses({s: loss for s, loss in expected.items() if s <= max(found)}, found, relative, f"{name} {layout}")
+        return run
+
+    def reshard(self, source, layout, target=None):
+        """Reshards to a layout such as "p4 stages=1,2,2,2" and returns the target, by default <dir>/<slug of the layout>."""
+        target = self.dir / (target or slug(layout))
+        letters, *words = layout.split()
+        stages = [word.split("=")[1] for word in words if word.startswith("stages=")]
+        report = self.ok("reshard", source, target, "--layout", letters, *(["--stages", *stages] if stages else []), "--json").json()
+        self.assertTrue(report["proof"]["ok"], report)
+        return target
+
+    def labelled(self, model, layout, name="labels"):
+        """A checkpoint <dir>/<name> in which each value tells where it belongs."""
+        path = self.dir / name
+        keys = ",".join(f"{k}={str(v).lower()}" for k, v in model.items())
+        subprocess.run([LABEL_FILL, path, "--model", keys, "--layout", layout], check=True, timeout=60)
+        return path
+
+    def labels_are_right(self, checkpoint):
+        subprocess.run([LABEL_FILL, "--check", checkpoint], check=True, timeout=60)
+
+    def same_state(self, a, b):
+        """Two checkpoints hold the same training state and the same values, bit for bit."""
+        report = self.ok("diff", a, b, "--state", "--json").json()
+        self.assertTrue(report["equal"], report)
 
     def records(self, run_dir, kind):
         lines = (Path(run_dir) / "metrics.jsonl").read_text().splitlines()
@@ -263,7 +309,28 @@ def degrees(layout):
 
 
 def layout_sets(layout):
-    return [word for key, value in degrees(layout).items() for word in ("--set", f"parallel.{key}={value}")]
+    """The --set words of a layout, which may be followed by gpipe, sp (sequence parallel) and stages=1,2,2,2."""
+    letters, *words = layout.split()
+    keys = degrees(letters)
+    for word in words:
+        if word == "gpipe":
+            keys["schedule"] = word
+        elif word == "sp":
+            keys["sequence_parallel"] = "true"
+        else:
+            keys["stages"] = f"[{word.removeprefix('stages=')}]"
+    return [word for key, value in keys.items() for word in ("--set", f"parallel.{key}={value}")]
+
+
+def printed(layout):
+    """The layout's degrees as metrics and manifests print them."""
+    d = degrees(layout.split()[0])
+    return f"t{d['tp']}p{d['pp']}d{d['dp']}z{d['zero']}" + (f"v{d['vpp']}" if d.get("vpp", 1) > 1 else "")
+
+
+def slug(layout):
+    """The layout as part of a file's name."""
+    return layout.replace(" ", "-").replace("=", "").replace(",", "")
 
 
 def sign(record):
