@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -158,8 +159,9 @@ class Verifier {
     try {
       const std::uint64_t size = env_.open(path)->size();
       if (size != file.bytes) {
-        problem("size", file.name,
-                fmt::format("{}: has {} bytes; the manifest says {}", path, size, file.bytes));
+        problem(
+            "size", file.name,
+            fmt::format("{}: has {} bytes; the manifest says {}; {}", path, size, file.bytes, lost_with(i)));
         return;
       }
       auto shard = std::make_unique<ShardReader>(env_, report_.path, file);
@@ -173,8 +175,22 @@ class Verifier {
       const std::lock_guard lock(mutex_);
       ++report_.files;
     } catch (const Error& e) {
-      problem(e.code() == ErrorCode::missing ? "missing_file" : "digest", file.name, e.what());
+      problem(e.code() == ErrorCode::missing ? "missing_file" : "digest", file.name,
+              fmt::format("{}; {}", e.what(), lost_with(i)));
     }
+  }
+
+  /// What a checkpoint without this file has lost, in words.
+  std::string lost_with(std::size_t file) const {
+    std::set<std::uint32_t> tensors;
+    for (const BoxEntry& box : manifest_.boxes)
+      if (box.file == file) tensors.insert(manifest_.states[box.state].tensor);
+    constexpr std::size_t kNamed = 64;
+    std::vector<std::string_view> names;
+    for (const std::uint32_t tensor : tensors) names.push_back(manifest_.tensors[tensor].name);
+    names.resize(std::min(names.size(), kNamed));
+    return fmt::format("lost with it are parts of {} tensors: {}{}", tensors.size(), fmt::join(names, ", "),
+                       tensors.size() > kNamed ? ", ..." : "");
   }
 
   void chunks() {

@@ -135,9 +135,9 @@ class ReshardTestCase(RunTestCase):
 
     def test_B39_SavingAfterLoadingRepeatsTheState(self):
         """Nothing trained in between: another run started there and ended at once holds the same bits."""
-        source = self.trained("d2z1")
+        source = self.trained("t2p2")
         config = self.config("other")
-        self.train(config, "d3z0", "--resume", source, "--stop-after", "3")
+        self.train(config, "p3", "--resume", source, "--stop-after", "3")
         self.assertEqual(self.fingerprints(source), self.fingerprints(self.checkpoint(self.dir / "other", 3)))
 
 

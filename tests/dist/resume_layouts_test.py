@@ -35,6 +35,12 @@ class ResumeLayoutsTestCase(RunTestCase):
         config, source, expected = self.start_from
         return self.go_on(config, layout, self.reshard(source, layout), expected, name="through")
 
+    def both_ways(self, layout):
+        direct, through = self.direct(layout), self.through_reshard(layout)
+        # The same state in the same layout: how it came there makes no difference to a single bit.
+        self.assertEqual(self.losses(direct), self.losses(through))
+        self.same_state(self.checkpoint(direct, 6), self.checkpoint(through, 6))
+
     def some(self, name):
         self.saved(name)
         self.direct(self.others[0])
@@ -44,10 +50,7 @@ class ResumeLayoutsTestCase(RunTestCase):
         self.saved(name)
         for layout in self.others:
             with self.subTest(layout=layout):
-                direct, through = self.direct(layout), self.through_reshard(layout)
-                # The same state in the same layout: how it came there makes no difference to a single bit.
-                self.assertEqual(self.losses(direct), self.losses(through))
-                self.same_state(self.checkpoint(direct, 6), self.checkpoint(through, 6))
+                self.both_ways(layout)
 
     def test_B22_GoesOnInOtherLayoutsG1(self):
         self.some("G1")
@@ -66,6 +69,7 @@ class ResumeLayoutsTestCase(RunTestCase):
 
     def test_GoesOnInOtherLayoutsT1(self):
         self.some("T1")
+        self.both_ways(self.others[2])
 
     def test_GoesOnInAllLayoutsG1(self):  # long
         self.all("G1")

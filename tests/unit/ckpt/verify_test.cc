@@ -104,6 +104,16 @@ TEST_F(VerifyTest, SizesAndPresence) {
   expect_only("missing_file rank-00000.h5");
 }
 
+TEST_F(VerifyTest, B24_TheTensorsLostWithAFileAreNamed) {
+  const Manifest manifest = Checkpoint::open(env_, path_).manifest();
+  fs::remove(path_ + "/rank-00001.h5");
+  const std::string message = verify(env_, path_, 1).problems.at(0).message;
+  for (const BoxEntry& box : manifest.boxes) {
+    if (manifest.files[box.file].name != "rank-00001.h5") continue;
+    EXPECT_THAT(message, ::testing::HasSubstr(manifest.tensors[manifest.states[box.state].tensor].name));
+  }
+}
+
 TEST_F(VerifyTest, EveryProblemIsReported) {
   fs::remove(path_ + "/rank-00000.h5");
   const FileRecord file = Checkpoint::open(env_, path_).manifest().files[2];
