@@ -9,6 +9,7 @@
 #include "ckpt/nearest.h"
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/standard_streams.h"
 
 namespace shardwright::cli {
 namespace {
@@ -66,6 +67,7 @@ int dispatch(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   using namespace shardwright;
+  cli::fill_standard_streams();
   // A reader of our output that goes away shows as EPIPE, which print() takes quietly.
   std::signal(SIGPIPE, SIG_IGN);
   const cli::Arguments arguments(argv + 1, argv + argc);

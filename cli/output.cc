@@ -72,7 +72,7 @@ void print(const std::string& text) {
   errno = 0;
   if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
   const int error = errno;
-  if (error != EPIPE) throw_errno(error, "standard output", "");
+  if (error != EPIPE) throw_errno(error, "cannot be written", "standard output");
   reader_gone = true;
 }
 
@@ -114,8 +114,8 @@ int print_error(const std::exception& error, bool json) {
   if (json) {
     try {
       print_json({{"error", {{"code", code}, {"message", message}, {"path", path}}}});
-    } catch (const Error& output) {
-      std::fputs(fmt::format("shardwright: error: {}\n", output.what()).c_str(), stderr);
+    } catch (const Error&) {
+      // The line above stands for it: the status says already that the answer is not there.
     }
   }
   return status;

@@ -23,6 +23,8 @@ constexpr double kSettle = 3;
 // All ranks are through, but mpirun is not.
 constexpr double kMpirunEnd = 5;
 constexpr double kKill = 30;
+// For the last lines, to a reader that is slow.
+constexpr int kReaderPatienceMs = 2000;
 
 class Watcher {
  public:
@@ -47,7 +49,7 @@ class Watcher {
       watch_.tick(WatchClock::now());
       pass_signal_down();
     }
-    mpirun_.pump();
+    mpirun_.pump(kReaderPatienceMs);
     listen();
   }
 

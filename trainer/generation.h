@@ -25,7 +25,7 @@ struct GenerationEnd {
   double seconds = 0;
 };
 
-/// Starts the ranks, passes their output on and a first SIGTERM or SIGINT down (as SIGUSR1, once each rank
+/// Starts the ranks, passes their output on and a first stop signal down (as SIGUSR1, once each rank
 /// can take it), and watches. Ends everything that was started when the ranks are through, when the
 /// generation cannot go on, or at a second signal; when it returns, no process of it is left. Error(deadline)
 /// if one cannot be killed.

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <limits.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -11,12 +13,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <regex>
 #include <sstream>
 #include <string_view>
+#include <system_error>
 
 #include "ckpt/error.h"
 
@@ -37,13 +41,14 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   if (::getppid() != parent) ::_exit(127);  // the supervisor died before the line above
   ::setpgid(0, 0);
   ::signal(SIGPIPE, SIG_DFL);
-  // On TERM or INT mpirun would kill its ranks in the middle of their last save. Those signals can reach it
-  // when a whole job is ended (systemd, scancel); blocked here, they stay blocked there, while it unblocks
+  // On TERM, INT or HUP mpirun would kill its ranks in the middle of their last save. Those signals can reach
+  // it when a whole job is ended (systemd, scancel); blocked here, they stay blocked there, while it unblocks
   // everything for the ranks it starts.
   sigset_t blocked;
   ::sigemptyset(&blocked);
   ::sigaddset(&blocked, SIGTERM);
   ::sigaddset(&blocked, SIGINT);
+  ::sigaddset(&blocked, SIGHUP);
   ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   const int null = ::open("/dev/null", O_RDONLY);
   if (null < 0 || ::dup2(null, STDIN_FILENO) < 0 || ::dup2(output, STDOUT_FILENO) < 0 ||
@@ -156,18 +161,34 @@ MpirunProcess::~MpirunProcess() {
   ::close(output_);
 }
 
-void MpirunProcess::pump() {
-  std::array<char, 65536> text{};
+void MpirunProcess::pump(int patience_ms) {
+  std::array<char, PIPE_BUF> text{};  // as much as a pipe takes without waiting once poll() lets us write
   for (;;) {
+    pollfd ours{STDOUT_FILENO, POLLOUT, 0};
+    blocked_ = !output_failed_ && ::poll(&ours, 1, patience_ms) == 0;
+    if (blocked_) return;
     const ssize_t got = ::read(output_, text.data(), text.size());
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return;
-    std::string_view left(text.data(), static_cast<std::size_t>(got));
-    while (!left.empty()) {
-      const ssize_t put = ::write(STDOUT_FILENO, left.data(), left.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0) break;  // nobody reads (train | head): the run goes on without being watched
-      left.remove_prefix(static_cast<std::size_t>(put));
+    pass_on({text.data(), static_cast<std::size_t>(got)});
+  }
+}
+
+void MpirunProcess::pass_on(std::string_view text) {
+  while (!text.empty() && !output_failed_) {
+    const ssize_t put = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (put >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(put));
+    } else if (errno != EINTR) {
+      // The run is worth more than being watched (train | head); what it says is in metrics.jsonl as well.
+      output_failed_ = true;
+      if (errno != EPIPE)
+        std::fputs(
+            fmt::format("shardwright: warning: standard output: cannot be written: {}; the run goes on, "
+                        "metrics.jsonl and events.jsonl tell about it\n",
+                        std::system_category().message(errno))
+                .c_str(),
+            stderr);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,12 +52,16 @@ class MpirunProcess {
   MpirunProcess(const MpirunProcess&) = delete;
   MpirunProcess& operator=(const MpirunProcess&) = delete;
 
-  /// Readable when the ranks have written to standard output, or have closed it.
-  int output_fd() const { return output_; }
+  /// Readable when the ranks have written to standard output, or have closed it; -1 while our own standard
+  /// output takes nothing.
+  int output_fd() const { return blocked_ ? -1 : output_; }
   /// Readable when mpirun has ended.
   int end_fd() const { return process_.fd(); }
-  /// Passes the ranks' standard output on to ours, without waiting for more of it.
-  void pump();
+  /// Passes the ranks' standard output on to ours, without waiting for more of it. Whoever reads ours may be
+  /// slow, or stopped (a pager): waits for that at most `patience_ms` at a time, and leaves the rest for the
+  /// next call. What cannot be written at all is dropped, with one warning unless it is the reader that is
+  /// gone.
+  void pump(int patience_ms = 0);
   /// mpirun forwards SIGUSR1 to every rank.
   void signal(int number);
   bool ended();
@@ -66,6 +71,8 @@ class MpirunProcess {
   std::string text() const;
 
  private:
+  void pass_on(std::string_view text);
+
   std::string log_;
   std::int64_t log_start_ = 0;
   int pid_ = -1;
@@ -73,6 +80,8 @@ class MpirunProcess {
   ProcessHandle process_;
   bool ended_ = false;
   int status_ = 0;
+  bool blocked_ = false;        // our standard output is full
+  bool output_failed_ = false;  // and was said to
 };
 
 }  // namespace shardwright::trainer

@@ -27,8 +27,8 @@ struct ProgressOptions {
   std::string heartbeat_address;   // where the supervisor listens; empty: none
 };
 
-/// One per worker process, made first of all: before MPI starts, and after the handlers of SIGTERM, SIGINT
-/// and SIGUSR1 are in place (from its first heartbeat on, a rank may be sent SIGUSR1). enter() and advance()
+/// One per worker process, made first of all: before MPI starts, and after the handlers of the stop
+/// signals are in place (from its first heartbeat on, a rank may be sent SIGUSR1). enter() and advance()
 /// are cheap; all are called by the main thread.
 class Progress {
  public:

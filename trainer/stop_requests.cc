@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "ckpt/error.h"
 
@@ -16,6 +17,9 @@ StopRequests::StopRequests() {
   ::sigaddset(&stops, SIGTERM);
   ::sigaddset(&stops, SIGINT);
   ::sigaddset(&stops, SIGUSR1);
+  struct sigaction hangup {};
+  ::sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) ::sigaddset(&stops, SIGHUP);
   fd_ = ::signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
   if (fd_ < 0) throw_errno(errno, "cannot watch for signals", "signalfd");
   ::pthread_sigmask(SIG_BLOCK, &stops, &before_);
@@ -29,6 +33,8 @@ StopRequests::~StopRequests() {
   ::close(fd_);
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
+
+std::string StopRequests::first() const { return std::string("SIG") + ::sigabbrev_np(first_); }
 
 int StopRequests::count() {
   signalfd_siginfo info{};

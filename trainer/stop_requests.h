@@ -1,12 +1,16 @@
-// SIGTERM, SIGINT and SIGUSR1 to the supervisor, as something to poll instead of something that interrupts.
+// SIGTERM, SIGINT, SIGUSR1 and SIGHUP to the supervisor, as something to poll instead of something that
+// interrupts.
 #pragma once
 
 #include <signal.h>
 
+#include <string>
+
 namespace shardwright::trainer {
 
-/// Blocks these signals in the calling thread while it lives. Made before other threads are. Also ignores
-/// SIGPIPE, so that a run does not end because nobody reads its output.
+/// Blocks these signals in the calling thread while it lives. Made before other threads are. A SIGHUP that is
+/// ignored (nohup) stays so. Also ignores SIGPIPE, so that a run does not end because nobody reads its
+/// output.
 class StopRequests {
  public:
   StopRequests();
@@ -19,9 +23,7 @@ class StopRequests {
   /// How many have come so far.
   int count();
   /// Name of the first, as "SIGTERM".
-  const char* first() const {
-    return first_ == SIGINT ? "SIGINT" : first_ == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
-  }
+  std::string first() const;
 
  private:
   sigset_t before_{};

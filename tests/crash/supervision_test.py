@@ -98,7 +98,8 @@ class SupervisionTestCase(RunTestCase):
     def test_SignalsEndWith75AndTheRunGoesOn(self):  # timeout=200
         whole = self.tiny("whole", 40)
         self.train(whole, LAYOUT)
-        for name, number, to_all in (("term", signal.SIGTERM, False), ("int", signal.SIGINT, False), ("usr1", signal.SIGUSR1, False), ("all", signal.SIGTERM, True)):
+        for name, number, to_all in (("term", signal.SIGTERM, False), ("int", signal.SIGINT, False), ("usr1", signal.SIGUSR1, False),
+                                      ("hup", signal.SIGHUP, False), ("all", signal.SIGTERM, True)):
             with self.subTest(name):
                 config = self.tiny(name, 40, checkpoint={"every": 0})
                 started = self.begin(config, name, "step.forward:rank=1:step=4=delay(1500)")
@@ -237,6 +238,40 @@ class SupervisionTestCase(RunTestCase):
         result = started.wait(50)
         self.assertEqual(result.status, 0, result)
         self.assertEqual(self.names("run")[-1], "done")
+
+    def test_UnderNohupATerminalMayClose(self):  # timeout=60
+        config = self.tiny("run", 60)
+        started = self.start("train", config, *layout_sets("d2"), prefix=["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh"])
+        while not self.steps_done("run"):
+            time.sleep(0.02)
+        os.kill(started.process.pid, signal.SIGHUP)
+        result = started.wait(50)
+        self.assertEqual(result.status, 0, result)
+        self.assertEqual(self.names("run")[-1], "done")
+
+    def steps_done(self, name):
+        metrics = self.dir / name / "metrics.jsonl"
+        return metrics.exists() and '"type":"step"' in metrics.read_text()
+
+    def test_AReaderThatStopsReadingStopsNothing(self):  # timeout=60
+        """A pager that waits for its user: the run goes on, and still hears signals."""
+        config = self.tiny("run", ENDLESS)
+        fifo = self.dir / "fifo"
+        os.mkfifo(fifo)
+        pipe = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        self.addCleanup(os.close, pipe)
+        with self.assertRaises(BlockingIOError):
+            while True:
+                os.write(pipe, b"." * 4096)
+        started = self.start("train", config, *layout_sets("d2"),
+                             prefix=["/bin/bash", "-c", f'exec "$@" > "{fifo}"', "bash"])
+        while not self.steps_done("run"):
+            self.assertIsNone(started.process.poll())
+            time.sleep(0.02)
+        started.process.send_signal(signal.SIGTERM)
+        result = started.wait(30)
+        self.assertEqual(result.status, 75, result)
+        self.assertEqual(self.names("run")[-1], "preempted")
 
 
 if __name__ == "__main__":
