@@ -23,6 +23,7 @@ struct Checkpoint::State {
         commit(std::move(c)),
         manifest(std::move(m)),
         index(manifest),
+        files(e),
         shards(manifest.files.size()) {}
 
   struct Slot {
@@ -35,6 +36,7 @@ struct Checkpoint::State {
   Commit commit;
   Manifest manifest;
   BoxIndex index;
+  OpenFiles files;
   std::deque<Slot> shards;
 };
 
@@ -66,6 +68,7 @@ Checkpoint Checkpoint::open(Env& env, const std::string& path,
     if (e.code() != ErrorCode::missing || !env.exists(path + "/COMMIT")) throw;
     throw Error(ErrorCode::damaged, path + "/manifest.h5: missing", path + "/manifest.h5");
   }
+  check_training_step(path, commit, manifest);
   return Checkpoint(std::make_unique<State>(env, path, commit, std::move(manifest)));
 }
 
@@ -96,7 +99,8 @@ const ShardReader& Checkpoint::shard(std::uint32_t file) const {
   const std::lock_guard lock(slot.mutex);
   if (!slot.reader) {
     try {
-      auto reader = std::make_unique<ShardReader>(state_->env, state_->path, state_->manifest.files.at(file));
+      auto reader =
+          std::make_unique<ShardReader>(state_->files, state_->path, state_->manifest.files.at(file));
       // Loading needs none of these bytes, but a file with any changed bit is not the file that was
       // committed.
       if (reader->read_rest() != reader->record().rest) {

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/record_fields.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -41,25 +42,29 @@ Commit read_commit(Env& env, const std::string& directory) {
     if (json.at("format").get<std::string>() != "shardwright")
       throw Error(ErrorCode::damaged, path + ": names another format than shardwright", path);
     Commit commit;
-    commit.version = json.at("version").get<int>();
-    if (commit.version > kFormatVersion)
+    const std::uint64_t version = number_field(json, "version");
+    if (version > kFormatVersion)
       throw Error(ErrorCode::future_version,
-                  fmt::format("{}: version {} of the format; this program reads up to {}", path,
-                              commit.version, kFormatVersion),
+                  fmt::format("{}: version {} of the format; this program reads up to {}", path, version,
+                              kFormatVersion),
                   path);
-    if (commit.version < 1) throw Error(ErrorCode::damaged, path + ": has an impossible version", path);
-    commit.run = json.at("run").get<std::string>();
-    commit.generation = json.at("generation").get<std::uint64_t>();
+    if (version < 1) throw Error(ErrorCode::damaged, path + ": has an impossible version", path);
+    commit.version = static_cast<int>(version);
+    commit.run = run_field(json);
+    commit.generation = generation_field(json);
     commit.attempt = json.at("attempt").get<std::string>();
-    commit.step = json.at("step").get<std::uint64_t>();
+    commit.step = number_field(json, "step");
     const auto& manifest = json.at("manifest");
     commit.manifest.name = manifest.at("name").get<std::string>();
-    commit.manifest.bytes = manifest.at("bytes").get<std::uint64_t>();
+    commit.manifest.bytes = number_field(manifest, "bytes");
     commit.manifest.xxh3_128 = parse_digest(manifest.at("xxh3_128").get<std::string>());
     if (commit.manifest.name != "manifest.h5")
       throw Error(ErrorCode::damaged, path + ": names another manifest than manifest.h5", path);
     return commit;
   } catch (const nlohmann::json::exception& e) {
+    throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a COMMIT ({})", path, e.what()), path);
+  } catch (const Error& e) {
+    if (!e.path().empty()) throw;
     throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a COMMIT ({})", path, e.what()), path);
   }
 }
@@ -90,6 +95,16 @@ void write_commit(Env& env, const std::string& directory, const Commit& commit,
                 directory + ": another generation of this run took over; nothing is committed", directory);
   env.rename(temporary, path);
   env.sync_dir(directory);
+}
+
+void check_training_step(const std::string& path, const Commit& commit, const Manifest& manifest) {
+  const auto training = nlohmann::json::parse(manifest.description.training, nullptr, false);
+  if (!training.is_object() || !training.contains("step") || training["step"] == commit.step) return;
+  throw Error(ErrorCode::damaged,
+              fmt::format("{}/manifest.h5: its training state is of step {}; COMMIT says {}", path,
+                          training["step"].dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                          commit.step),
+              path + "/manifest.h5");
 }
 
 std::string step_dir_name(std::uint64_t step) { return fmt::format("step-{:010}", step); }

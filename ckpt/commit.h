@@ -30,6 +30,10 @@ inline constexpr int kFormatVersion = 1;
 /// interpreted).
 Commit read_commit(Env& env, const std::string& directory);
 
+/// Error(damaged) if the training state in the manifest of the checkpoint at `path` has a `step` other than
+/// COMMIT's. A program that keeps no training state, or one without a step, has nothing to compare.
+void check_training_step(const std::string& path, const Commit& commit, const Manifest& manifest);
+
 /// "step-0000000120"
 std::string step_dir_name(std::uint64_t step);
 /// The step of exactly such a name; nothing for any other (".tmp-", ".superseded-", ...).

@@ -76,6 +76,25 @@ void throw_errno(int error, const std::string& what, const std::string& path) {
     case EROFS:
       advice = "; a path this user may use is needed";
       break;
+    case EMFILE:
+      advice = "; a higher limit of open files (ulimit -n) is needed";
+      break;
+    case ENFILE:
+      advice = "; the whole system has too many files open";
+      break;
+    case ENAMETOOLONG:
+      advice = "; a shorter path is needed";
+      break;
+    case ELOOP:
+      advice = "; a path without a circle of links is needed";
+      break;
+    case ENOTDIR:
+      advice = "; something on the way is no directory, check the path";
+      break;
+    case EAGAIN:
+    case ENOMEM:
+      advice = "; a limit of memory or processes (ulimit) is reached";
+      break;
     default:
       break;
   }

@@ -196,10 +196,15 @@ Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& pat
                             kManifestVersion),
                 path);
   Manifest m;
-  read_tensors(tables, m);
-  read_states(tables, m);
-  read_boxes(tables, m);
-  read_files(tables, m);
+  try {
+    read_tensors(tables, m);
+    read_states(tables, m);
+    read_boxes(tables, m);
+    read_files(tables, m);
+  } catch (const Error& e) {
+    if (!e.path().empty()) throw;
+    throw Error(e.code(), fmt::format("{}: {}", path, e.what()), path);
+  }
   m.description.training = tables.text("/training");
   m.description.model = tables.text("/model");
   m.description.config = tables.text("/config");

@@ -2,10 +2,12 @@
 // records").
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/record_fields.h"
 #include "ckpt/shard.h"
 
 namespace shardwright::ckpt {
@@ -23,12 +25,6 @@ json to_json(const Dims& dims) {
 }
 
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::damaged, what); }
-
-std::uint64_t number(const json& object, const char* field) {
-  const json& value = object.at(field);
-  if (!value.is_number_unsigned()) refuse(fmt::format("field '{}' is not a whole number", field));
-  return value.get<std::uint64_t>();
-}
 
 Dims dims(const json& object, const char* field) {
   const json& list = object.at(field);
@@ -55,10 +51,10 @@ json to_json(const FileRecord& file) {
 FileRecord file_from(const json& object) {
   FileRecord file;
   file.name = object.at("name").get<std::string>();
-  file.bytes = number(object, "bytes");
+  file.bytes = number_field(object, "bytes");
   file.rest = parse_digest(object.at("rest_xxh3_128").get<std::string>());
-  file.table_address = number(object, "table_addr");
-  file.table_bytes = number(object, "table_bytes");
+  file.table_address = number_field(object, "table_addr");
+  file.table_bytes = number_field(object, "table_bytes");
   file.table = parse_digest(object.at("table_xxh3_128").get<std::string>());
   return file;
 }
@@ -87,9 +83,10 @@ BoxRecord box_from(const json& object) {
   box.box = {dims(object, "offset"), dims(object, "shape")};
   box.chunk = dims(object, "chunk");
   box.dataset = object.at("dataset").get<std::string>();
-  box.first_chunk = number(object, "first_chunk");
-  box.chunks = number(object, "chunks");
-  box.fingerprint = parse_fingerprint(object.at("fingerprint").get<std::string>(), number(object, "count"));
+  box.first_chunk = number_field(object, "first_chunk");
+  box.chunks = number_field(object, "chunks");
+  box.fingerprint =
+      parse_fingerprint(object.at("fingerprint").get<std::string>(), number_field(object, "count"));
   const std::size_t n = box.global_shape.size();
   if (box.box.offset.size() != n || box.box.shape.size() != n || box.chunk.size() != n)
     refuse(fmt::format("box of '{}' has lists of different lengths", box.tensor));
@@ -130,8 +127,10 @@ Part read_part(Env& env, const std::string& path) {
     const json document = json::parse(line);
     Part part;
     part.attempt = document.at("attempt").get<std::string>();
-    part.rank = document.at("rank").get<int>();
-    part.step = number(document, "step");
+    const std::uint64_t rank = number_field(document, "rank");
+    if (rank > std::numeric_limits<int>::max()) refuse("field 'rank' is too large to be one");
+    part.rank = static_cast<int>(rank);
+    part.step = number_field(document, "step");
     if (const json& error = document.at("error"); !error.is_null()) part.error = error.get<std::string>();
     if (const json& file = document.at("file"); !file.is_null()) {
       part.has_file = true;

@@ -2,18 +2,21 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckpt/checkpoint_name.h"
 #include "ckpt/commit.h"
 #include "ckpt/digest.h"
 #include "ckpt/error.h"
+#include "ckpt/record_fields.h"
 #include "ckpt/scan.h"
 
 namespace shardwright::ckpt {
@@ -61,6 +64,51 @@ bool whole(Env& env, const std::string& path) {
     return false;  // why does not matter: an attempt that cannot be promoted is removed
   }
 }
+
+/// What is left of a run whose GENERATION is lost.
+class Evidence {
+ public:
+  Evidence(Env& env, const std::string& directory, const RecordedGeneration& recorded) {
+    for (const std::string& entry : env.list(directory)) {
+      const auto name = parse_checkpoint_name(entry);
+      if (!name) continue;
+      if (name->generation) saw(*name->generation);
+      try {
+        take(*name, read_commit(env, directory + "/" + entry));
+      } catch (const Error&) {
+        // Without a COMMIT that can be trusted it says nothing but its name.
+      }
+    }
+    if (recorded)
+      if (const auto generation = recorded()) saw(*generation);
+  }
+
+  /// The last generation, nothing if there is no trace of any.
+  std::optional<Generation> last() const {
+    if (!number_) return std::nullopt;
+    return Generation{newest_ ? newest_->run : new_uuid(), *number_};
+  }
+
+ private:
+  void saw(std::uint64_t generation) {
+    // The next one still has to be a generation.
+    if (generation + 1 < kEndOfGenerations) number_ = std::max(number_.value_or(0), generation);
+  }
+
+  /// The run is that of the checkpoint which a start would go on from; of what was moved aside only if there
+  /// is none.
+  void take(const CheckpointName& name, Commit commit) {
+    saw(commit.generation);
+    const bool committed = name.state == NameState::committed;
+    if (newest_ && std::pair(newest_committed_, newest_->step) >= std::pair(committed, commit.step)) return;
+    newest_ = std::move(commit);
+    newest_committed_ = committed;
+  }
+
+  std::optional<std::uint64_t> number_;
+  std::optional<Commit> newest_;
+  bool newest_committed_ = false;
+};
 
 /// Tidies the attempts that earlier generations left.
 class Tidying {
@@ -146,25 +194,33 @@ Generation read_generation(Env& env, const std::string& run_dir) {
   const std::string text = open_record(read_file(env, path, kMaxGenerationBytes), path);
   try {
     const auto json = nlohmann::json::parse(text);
-    return {json.at("run").get<std::string>(), json.at("generation").get<std::uint64_t>()};
-  } catch (const nlohmann::json::exception& e) {
+    return {run_field(json), generation_field(json)};
+  } catch (const std::exception& e) {
     throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a GENERATION ({})", path, e.what()),
                 path);
   }
 }
 
-Started begin_generation(Env& env, const std::string& run_dir, const std::string& checkpoints_dir) {
+Started begin_generation(Env& env, const std::string& run_dir, const std::string& checkpoints_dir,
+                         const RecordedGeneration& recorded) {
   create_durably(env, run_dir);
   create_durably(env, checkpoints_dir);
   Started started;
   std::optional<Generation> previous;
+  std::string lost;
   try {
     previous = read_generation(env, run_dir);
   } catch (const Error& e) {
-    if (e.code() != ErrorCode::missing) throw;
+    if (e.code() != ErrorCode::missing && e.code() != ErrorCode::damaged) throw;
+    previous = Evidence(env, checkpoints_dir, recorded).last();
+    lost = e.code() == ErrorCode::missing ? generation_path(run_dir) + ": not there" : e.what();
   }
   // From here on no committer or pruner of the previous generation may rename anything.
   started.generation = previous ? Generation{previous->run, previous->number + 1} : Generation{new_uuid(), 0};
+  if (!lost.empty() && previous)
+    started.recovered =
+        fmt::format("{}; going on as generation {} of run {}, after all that is recorded here", lost,
+                    started.generation.number, started.generation.run);
   write_generation(env, run_dir, started.generation);
   Tidying(env, checkpoints_dir, started).run(previous);
   return started;

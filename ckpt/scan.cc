@@ -122,6 +122,7 @@ Structure check_structure(Env& env, const std::string& path) {
     if (e.code() != ErrorCode::missing) throw;
     throw Error(ErrorCode::damaged, path + "/manifest.h5: missing", path + "/manifest.h5");
   }
+  check_training_step(path, found.commit, found.manifest);
   for (const FileRecord& file : found.manifest.files) {
     const std::string at = path + "/" + file.name;
     std::uint64_t size = 0;

@@ -13,6 +13,7 @@
 #include "ckpt/digest.h"
 #include "ckpt/env.h"
 #include "ckpt/fingerprint.h"
+#include "ckpt/open_files.h"
 #include "ckpt/source.h"
 
 namespace shardwright::ckpt {
@@ -101,11 +102,12 @@ Box chunk_box(const Box& box, const Dims& chunk, std::uint64_t index);
 /// Whole rows up to kMaxChunkBytes, cutting along further dimensions only where one row exceeds it.
 Dims default_chunk(const Dims& box_shape, std::size_t element_size);
 
-/// A shard open for reading, its table verified. Thread-safe.
+/// A shard for reading, its table verified. Thread-safe.
 class ShardReader {
  public:
-  /// Checks size and table digest against `record`; Error(missing | damaged) names the file.
-  ShardReader(Env& env, const std::string& directory, FileRecord record);
+  /// Checks size and table digest against `record`; Error(missing | damaged) names the file. Its file is open
+  /// only while `files`, which must outlive it, keeps it so.
+  ShardReader(OpenFiles& files, const std::string& directory, FileRecord record);
   const FileRecord& record() const { return record_; }
   const std::vector<ChunkRow>& table() const { return table_; }
   /// Stored bytes of a chunk, checked against its XXH3-64; Error(damaged) names file and chunk.
@@ -116,7 +118,7 @@ class ShardReader {
  private:
   std::string path_;
   FileRecord record_;
-  std::unique_ptr<ReadableFile> file_;
+  OpenFiles& files_;
   std::vector<ChunkRow> table_;
 };
 

@@ -43,7 +43,7 @@ class Verifier {
   using Progress = std::function<void(std::uint64_t, std::uint64_t)>;
 
   Verifier(Env& env, const std::string& path, int threads, const Progress& progress)
-      : env_(env), threads_(std::max(threads, 1)), progress_(progress) {
+      : env_(env), threads_(std::max(threads, 1)), progress_(progress), open_files_(env) {
     report_.path = path;
   }
 
@@ -121,6 +121,11 @@ class Verifier {
       problem(e.code() == ErrorCode::future_version ? "version" : "manifest", file, e.what());
       return false;
     }
+    try {
+      check_training_step(report_.path, commit, manifest_);
+    } catch (const Error& e) {
+      problem("manifest", file, e.what());
+    }
     all_bytes_ = report_.bytes + bytes.size();
     for (const FileRecord& f : manifest_.files) all_bytes_ += f.bytes;
     ++report_.files;
@@ -164,7 +169,7 @@ class Verifier {
             fmt::format("{}: has {} bytes; the manifest says {}; {}", path, size, file.bytes, lost_with(i)));
         return;
       }
-      auto shard = std::make_unique<ShardReader>(env_, report_.path, file);
+      auto shard = std::make_unique<ShardReader>(open_files_, report_.path, file);
       std::uint64_t rest = file.bytes;
       for (const ChunkRow& row : shard->table()) rest -= row.stored_bytes;
       if (shard->read_rest() != file.rest)
@@ -276,6 +281,7 @@ class Verifier {
   VerifyReport report_;
   std::uint64_t all_bytes_ = 0;
   Manifest manifest_;
+  OpenFiles open_files_;
   std::vector<std::unique_ptr<ShardReader>> shards_;
 };
 

@@ -17,6 +17,8 @@
 namespace shardwright::trainer {
 namespace {
 
+constexpr std::uint64_t kMaxConfigBytes = 1u << 20;
+
 /// One "section.key = value" and where it was said.
 struct Entry {
   std::string name;
@@ -70,7 +72,15 @@ std::string origin_of(const std::string& file, const toml::node& node) {
 }
 
 std::vector<Entry> read_file_entries(const std::string& file, Mistakes& mistakes) {
-  const std::string contents = ckpt::read_file(ckpt::posix_env(), file);
+  // Whatever is wrong with that file, something else was meant: status 2.
+  const std::string contents = [&file] {
+    try {
+      return ckpt::read_file(ckpt::posix_env(), file, kMaxConfigBytes);
+    } catch (const Error& error) {
+      throw Error(error.code() == ErrorCode::missing ? ErrorCode::missing : ErrorCode::usage, error.what(),
+                  file);
+    }
+  }();
   toml::table document;
   try {
     document = toml::parse(contents, file);

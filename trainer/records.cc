@@ -7,11 +7,13 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <ctime>
+#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -92,6 +94,20 @@ const char* outcome_name(ckpt::SaveResult result) {
 }
 
 }  // namespace
+
+std::optional<std::uint64_t> recorded_generation(const std::string& run_dir) {
+  std::optional<std::uint64_t> highest;
+  for (const char* name : {"/events.jsonl", "/metrics.jsonl"}) {
+    std::ifstream lines(run_dir + name);
+    for (std::string line; std::getline(lines, line);) {
+      const auto record = nlohmann::json::parse(line, nullptr, false);
+      if (!record.is_object() || !record.contains("generation") || !record["generation"].is_number_unsigned())
+        continue;
+      highest = std::max(highest.value_or(0), record["generation"].get<std::uint64_t>());
+    }
+  }
+  return highest;
+}
 
 std::string json_number(double value) {
   if (std::isnan(value)) return "\"NaN\"";

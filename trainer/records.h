@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,10 @@ class Records {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// The highest generation that a line of events.jsonl or metrics.jsonl names; nothing if none does. Lines
+/// that are damaged are passed over.
+std::optional<std::uint64_t> recorded_generation(const std::string& run_dir);
 
 /// JSON number that parses back to the same value; non-finite ones as the strings of the contract.
 std::string json_number(double value);

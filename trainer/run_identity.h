@@ -22,6 +22,10 @@ struct RunIdentity {
       locks;  // on rank 0 of a run without supervisor, for the whole run
 };
 
+/// Begins the next generation of a run; the caller holds the locks. Says on standard error where GENERATION
+/// was lost and what it was taken from.
+ckpt::Generation next_generation(ckpt::Env& env, const Config& config);
+
 /// With a supervisor its word; without one rank 0 locks the run and checkpoints directories, begins the next
 /// generation and tells the others. Collective; an Error (busy, io) is everyone's.
 RunIdentity join_run(ckpt::Env& env, Communicator& world, const Config& config,

@@ -16,8 +16,10 @@
 #include "trainer/generation.h"
 #include "trainer/heartbeat_listener.h"
 #include "trainer/launcher.h"
+#include "trainer/memory_need.h"
 #include "trainer/records.h"
 #include "trainer/recovery.h"
+#include "trainer/run_identity.h"
 #include "trainer/scratch_dir.h"
 #include "trainer/stop_requests.h"
 #include "trainer/train.h"
@@ -70,6 +72,7 @@ class Supervisor {
         model_(reshard::build_model(config_.model)),
         layout_(first_layout(config_, model_, options.nproc)),
         slots_(layout_.ranks()) {
+    check_memory(model_, layout_, config_.train.micro_batch, machine_memory());
     find_mpirun();
     take_run();
   }
@@ -130,8 +133,7 @@ void Supervisor::take_run() {
 }
 
 ckpt::Generation Supervisor::begin() {
-  const ckpt::Generation generation =
-      ckpt::begin_generation(env_, config_.run_dir, config_.checkpoints_dir).generation;
+  const ckpt::Generation generation = next_generation(env_, config_);
   if (calls_++ == 0) first_generation_ = generation.number;
   return generation;
 }

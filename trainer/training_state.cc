@@ -1,10 +1,24 @@
 #include "trainer/training_state.h"
 
+#include <fmt/format.h>
+
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
+#include "ckpt/record_fields.h"
 
 namespace shardwright::trainer {
+namespace {
+
+std::int64_t count(const nlohmann::json& object, const char* field) {
+  const std::uint64_t value = ckpt::number_field(object, field);
+  if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+    throw Error(ErrorCode::damaged, fmt::format("field '{}' is too large for a count", field));
+  return static_cast<std::int64_t>(value);
+}
+
+}  // namespace
 
 std::string to_json(const TrainingState& state) {
   nlohmann::ordered_json json;
@@ -24,9 +38,9 @@ TrainingState parse_training_json(const std::string& json) {
   try {
     const nlohmann::json object = nlohmann::json::parse(json);
     TrainingState state;
-    state.step = object.at("step").get<std::int64_t>();
-    state.samples = object.at("samples").get<std::int64_t>();
-    state.seed = object.at("seed").get<std::uint64_t>();
+    state.step = count(object, "step");
+    state.samples = count(object, "samples");
+    state.seed = ckpt::number_field(object, "seed");
     state.loss_scale = object.value("loss_scale", state.loss_scale);
     state.skipped_steps = object.value("skipped_steps", state.skipped_steps);
     state.dtype = object.value("dtype", state.dtype);
@@ -34,7 +48,7 @@ TrainingState parse_training_json(const std::string& json) {
     state.global_batch = object.value("global_batch", state.global_batch);
     state.data = object.value("data", state.data);
     return state;
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const std::exception& error) {
     throw Error(ErrorCode::damaged, std::string("training state: ") + error.what() +
                                         "; an object with step, samples and seed is right");
   }

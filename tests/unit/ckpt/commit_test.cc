@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "ckpt/digest.h"
+#include "ckpt/scan.h"
+#include "ckpt/verify.h"
 #include "tests/tools/sample_checkpoint.h"
 #include "tests/tools/temp_dir.h"
 #include "tests/tools/trace_env.h"
@@ -96,6 +98,62 @@ TEST_F(CommitTest, SignedNonsenseIsDamage) {
         R"("manifest":{"name":"../x","bytes":1,"xxh3_128":"00000000000000000000000000000000"}})"}) {
     write(checkpoints_ + "/COMMIT", sign_record(json));
     EXPECT_EQ(error_of([&] { read_commit(env_, checkpoints_); }).code(), ErrorCode::damaged) << json;
+  }
+}
+
+TEST_F(CommitTest, NumbersAreWholeAndInRange) {
+  env_.create_dirs(checkpoints_);
+  const std::string good =
+      R"({"format":"shardwright","version":1,"run":"r","generation":7,"attempt":"7-1","step":9,)"
+      R"("manifest":{"name":"manifest.h5","bytes":5,"xxh3_128":"00000000000000000000000000000000"}})";
+  write(checkpoints_ + "/COMMIT", sign_record(good));
+  EXPECT_EQ(read_commit(env_, checkpoints_).step, 9u);
+  for (const char* field : {"\"version\":1", "\"generation\":7", "\"step\":9", "\"bytes\":5"}) {
+    const std::string name = std::string(field).substr(0, std::string(field).find(':') + 1);
+    for (const char* value : {"-1", "1.5", "1e300", "18446744073709551616", "\"1\"", "null", "[1]", "true"}) {
+      std::string bad = good;
+      bad.replace(bad.find(field), std::string(field).size(), name + value);
+      write(checkpoints_ + "/COMMIT", sign_record(bad));
+      EXPECT_EQ(error_of([&] { read_commit(env_, checkpoints_); }).code(), ErrorCode::damaged) << bad;
+    }
+  }
+  for (const std::string& run : std::vector<std::string>{"7", "null", "\"" + std::string(257, 'r') + "\""}) {
+    std::string bad = good;
+    bad.replace(bad.find("\"r\""), 3, run);
+    write(checkpoints_ + "/COMMIT", sign_record(bad));
+    EXPECT_EQ(error_of([&] { read_commit(env_, checkpoints_); }).code(), ErrorCode::damaged) << bad;
+  }
+}
+
+TEST_F(CommitTest, TrainingStateOfAnotherStepIsDamage) {
+  for (const char* training :
+       {R"({"step":6})", R"({"step":-5})", R"({"step":5.5})", R"({"step":"5"})", R"({"step":null})"}) {
+    SampleSave save;
+    CommitJob job = sample_job(checkpoints_, save);
+    for (int rank = 0; rank < save.writers; ++rank) write_sample_rank(env_, checkpoints_, save, rank);
+    job.description.training = training;
+    commit_attempt(env_, job);
+    EXPECT_EQ(error_of([&] { Checkpoint::open(env_, job.final_dir); }).code(), ErrorCode::damaged)
+        << training;
+    EXPECT_EQ(error_of([&] { check_structure(env_, job.final_dir); }).code(), ErrorCode::damaged) << training;
+    EXPECT_THAT(error_of([&] { check_structure(env_, job.final_dir); }).what(), HasSubstr("COMMIT says 5"));
+    const VerifyReport report = verify(env_, job.final_dir, 1);
+    ASSERT_EQ(report.problems.size(), 1u) << training;
+    EXPECT_EQ(report.problems[0].code, "manifest");
+    fs::remove_all(job.final_dir);
+  }
+}
+
+TEST_F(CommitTest, ATrainingStateWithoutAStepIsNobodysBusiness) {
+  for (const char* training : {"", "{}", "[5]", "7", "no JSON", R"({"epoch":3})"}) {
+    SampleSave save;
+    CommitJob job = sample_job(checkpoints_, save);
+    for (int rank = 0; rank < save.writers; ++rank) write_sample_rank(env_, checkpoints_, save, rank);
+    job.description.training = training;
+    commit_attempt(env_, job);
+    EXPECT_EQ(Checkpoint::open(env_, job.final_dir).manifest().description.training, training);
+    EXPECT_TRUE(verify(env_, job.final_dir, 1).ok()) << training;
+    fs::remove_all(job.final_dir);
   }
 }
 

@@ -93,7 +93,8 @@ TEST_F(LoadTest, B26_WhatContradictsTheCheckpointIsAMismatch) {
 TEST_F(LoadTest, B107_FlippedChunkIsRefusedAndNamed) {
   const std::string path = save(3, 3);
   const Checkpoint checkpoint = Checkpoint::open(env_, path);
-  const ShardReader shard(env_, path, checkpoint.manifest().files[1]);
+  OpenFiles files(env_);
+  const ShardReader shard(files, path, checkpoint.manifest().files[1]);
   for (std::uint64_t row = 0; row < shard.table().size(); ++row)
     flip_bit(path + "/rank-00001.h5", shard.table()[row].address + shard.table()[row].stored_bytes / 2);
   const SampleState& state = sample_states()[2];

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "ckpt/digest.h"
+#include "ckpt/record_fields.h"
 #include "ckpt/scan.h"
 #include "tests/tools/sample_checkpoint.h"
 #include "tests/tools/temp_dir.h"
@@ -58,10 +59,74 @@ TEST_F(RunDirTest, GenerationsCountFromZeroAndKeepTheRun) {
             sign_record("{\"run\":\"" + first.generation.run + "\",\"generation\":1}"));
 }
 
-TEST_F(RunDirTest, DamagedGenerationIsRefusedNotRestarted) {
-  begin();
-  flip_bit(run_ + "/GENERATION", 3);
-  EXPECT_EQ(error_of([&] { begin(); }).code(), ErrorCode::damaged);
+TEST_F(RunDirTest, ALostGenerationComesAfterAllThatIsLeft) {
+  const Generation first = begin().generation;
+  SampleSave save = of_generation(first, 7);
+  save.generation = 3;
+  save_sample(env_, checkpoints_, save);
+  const std::string path = run_ + "/GENERATION";
+  const std::string whole = read_file(env_, path);
+  const std::vector<std::string> damaged = {
+      "",
+      whole.substr(0, whole.size() / 2),
+      whole.substr(0, 20) + "0" + whole.substr(21),
+      sign_record("[]"),
+      sign_record(R"({"run":5,"generation":9})"),
+      sign_record(R"({"run":"r","generation":-1})"),
+      sign_record(R"({"run":"r","generation":1.5})"),
+      sign_record(R"({"run":"r","generation":9007199254740992})"),
+      sign_record(R"({"run":"r","generation":18446744073709551615})"),
+      sign_record(R"({"run":")" + std::string(3000, 'r') + R"(","generation":9})"),
+  };
+  for (const std::string& contents : damaged) {
+    replace_file(env_, path, contents);
+    const Started next = begin();
+    EXPECT_EQ(next.generation.number, 4u) << contents;
+    EXPECT_EQ(next.generation.run, first.run) << contents;
+    EXPECT_THAT(next.recovered, HasSubstr(path));
+  }
+  EXPECT_EQ(begin().recovered, "");
+  env_.unlink(path);
+  const Started next = begin();
+  EXPECT_EQ(next.generation.number, 4u);
+  EXPECT_THAT(next.recovered, HasSubstr("not there"));
+}
+
+TEST_F(RunDirTest, ALostGenerationIsFoundInNamesAndRecordsToo) {
+  const auto number = [&](std::optional<std::uint64_t> recorded) {
+    env_.unlink(run_ + "/GENERATION");
+    return begin_generation(env_, run_, checkpoints_, [&] { return recorded; }).generation.number;
+  };
+  EXPECT_EQ(number({}), 0u);  // no trace: a new run
+  EXPECT_EQ(number(6), 7u);
+  env_.create_dirs(checkpoints_ + "/step-0000000005.superseded-8");
+  EXPECT_EQ(number(6), 9u);
+  env_.create_dirs(checkpoints_ + "/step-0000000005.tmp-11-2");
+  EXPECT_EQ(number(6), 12u);
+  EXPECT_EQ(number(kEndOfGenerations), 9u);  // no generation; the attempt is gone by now
+}
+
+TEST_F(RunDirTest, TheRunOfALostGenerationIsThatOfTheNewestCheckpoint) {
+  for (const std::uint64_t step : {5, 9, 7}) {
+    SampleSave save;
+    save.run = "run-" + std::to_string(step);
+    save.generation = 20 - step;
+    save.step = step;
+    save_sample(env_, checkpoints_, save);
+  }
+  fs::rename(checkpoints_ + "/step-0000000009", checkpoints_ + "/step-0000000009.superseded-1");
+  const Generation next = begin().generation;
+  EXPECT_EQ(next.run, "run-7");
+  EXPECT_EQ(next.number, 16u);
+}
+
+TEST_F(RunDirTest, AFinishedAttemptIsPromotedAlsoWhereGenerationIsLost) {
+  const Generation g = begin().generation;
+  save_up_to_commit_point(of_generation(g, 7));
+  env_.unlink(run_ + "/GENERATION");
+  const Started next = begin();
+  EXPECT_THAT(next.promoted, ElementsAre(checkpoints_ + "/step-0000000007"));
+  EXPECT_EQ(next.generation.number, 1u);
 }
 
 TEST_F(RunDirTest, LockKeepsASecondOneOut) {

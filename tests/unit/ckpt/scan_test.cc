@@ -74,7 +74,8 @@ TEST_F(ScanTest, EachStatusWithItsReasonNewestFirst) {
 TEST_F(ScanTest, DeepFindsWhatTheStructureDoesNotShow) {
   const std::string path = save(1);
   const FileRecord file = Checkpoint::open(env_, path).manifest().files[1];
-  const ShardReader shard(env_, path, file);
+  OpenFiles files(env_);
+  const ShardReader shard(files, path, file);
   flip_bit(path + "/" + file.name, shard.table()[0].address);
   EXPECT_EQ(scan(env_, checkpoints_)[0].status, Status::valid);
   const auto deep = scan(env_, checkpoints_, true);

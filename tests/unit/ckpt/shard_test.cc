@@ -42,7 +42,8 @@ Part write(const std::string& directory, std::span<const SaveItem> items, const 
 void expect_reads_back(const std::string& directory, std::span<const SaveItem> items, const Part& part) {
   ASSERT_EQ(part.boxes.size(), items.size());
   ASSERT_TRUE(part.has_file);
-  const ShardReader shard(posix_env(), directory, part.file);
+  OpenFiles files(posix_env());
+  const ShardReader shard(files, directory, part.file);
   EXPECT_EQ(shard.read_rest(), part.file.rest);
   for (std::size_t i = 0; i < items.size(); ++i) {
     // Boxes are recorded in an order of their own, whatever the order of the items.
@@ -121,7 +122,8 @@ TEST(Shard, B50_TensorWithoutElementsHasADataset) {
   EXPECT_EQ(part.boxes[0].dataset, "/param/none");
   EXPECT_EQ(part.boxes[1].dataset, "");
   EXPECT_EQ(part.boxes[0].chunks, 0u);
-  const ShardReader shard(posix_env(), dir.path(), part.file);
+  OpenFiles files(posix_env());
+  const ShardReader shard(files, dir.path(), part.file);
   EXPECT_TRUE(shard.table().empty());
   EXPECT_EQ(shard.read_rest(), part.file.rest);
 }
@@ -348,7 +350,8 @@ TEST(Shard, EveryDamagedByteIsFound) {
     };
     put(1 << i % 8);
     const ErrorCode code = code_of([&] {
-      const ShardReader shard(posix_env(), dir.path(), part.file);
+      OpenFiles files(posix_env());
+      const ShardReader shard(files, dir.path(), part.file);
       if (shard.read_rest() != part.file.rest) throw Error(ErrorCode::damaged, "rest");
       read_box(shard, part.boxes[0]);
     });
@@ -356,12 +359,16 @@ TEST(Shard, EveryDamagedByteIsFound) {
     put(0);
   }
   expect_reads_back(dir.path(), items, part);
+  const auto open = [&] {
+    OpenFiles files(posix_env());
+    ShardReader(files, dir.path(), part.file);
+  };
   for (const std::size_t size : {good.size() - 1, good.size() / 2, std::size_t{1}, std::size_t{0}}) {
     std::filesystem::resize_file(path, size);
-    EXPECT_EQ(code_of([&] { ShardReader(posix_env(), dir.path(), part.file); }), ErrorCode::damaged);
+    EXPECT_EQ(code_of(open), ErrorCode::damaged);
   }
   posix_env().unlink(path);
-  EXPECT_EQ(code_of([&] { ShardReader(posix_env(), dir.path(), part.file); }), ErrorCode::missing);
+  EXPECT_EQ(code_of(open), ErrorCode::missing);
 }
 
 TEST(Part, ReadsBackWhole) {

@@ -83,7 +83,8 @@ TEST_F(VerifyTest, EveryByteOfEveryFileCounts) {
 TEST_F(VerifyTest, B107_EachSectionOfAShardHasItsCode) {
   const FileRecord file = Checkpoint::open(env_, path_).manifest().files[1];
   const std::string shard = path_ + "/" + file.name;
-  const ShardReader reader(env_, path_, file);
+  OpenFiles files(env_);
+  const ShardReader reader(files, path_, file);
   flip_bit(shard, reader.table()[2].address + 3);
   expect_only("chunk rank-00001.h5");
   const VerifyReport report = verify(env_, path_, 1);
@@ -117,7 +118,8 @@ TEST_F(VerifyTest, B24_TheTensorsLostWithAFileAreNamed) {
 TEST_F(VerifyTest, EveryProblemIsReported) {
   fs::remove(path_ + "/rank-00000.h5");
   const FileRecord file = Checkpoint::open(env_, path_).manifest().files[2];
-  const ShardReader reader(env_, path_, file);
+  OpenFiles files(env_);
+  const ShardReader reader(files, path_, file);
   flip_bit(path_ + "/rank-00002.h5", reader.table()[0].address);
   flip_bit(path_ + "/rank-00002.h5", reader.table()[1].address);
   std::ofstream(path_ + "/notes.txt") << "x";

@@ -98,6 +98,16 @@ TEST_F(RecordFiles, TornLastLineIsEndedAtOpening) {
   EXPECT_EQ(json::parse(all[2])["type"], "eval");
 }
 
+TEST_F(RecordFiles, TheHighestGenerationIsFoundAmongDamage) {
+  EXPECT_FALSE(recorded_generation(directory_.path()));
+  append("events.jsonl",
+         std::string(5000, '\0') + "\n\xff\xfe\n[]\n7\n{\"generation\":\"9\"}\n{\"generation\":-4}\n");
+  EXPECT_FALSE(recorded_generation(directory_.path()));
+  append("events.jsonl", "{\"event\":\"done\",\"generation\":4}\n{\"generation\":3}\n{\"generation\":88");
+  append("metrics.jsonl", "{\"type\":\"eval\"}\n{\"type\":\"step\",\"generation\":6,\"loss\":\"NaN\"}");
+  EXPECT_EQ(recorded_generation(directory_.path()), 6U);
+}
+
 TEST_F(RecordFiles, TornLineOfAnotherProcessDoesNotSpoilTheNext) {
   Records supervisor(directory_.path());
   append("events.jsonl", "{\"time\":\"2026");  // a worker killed in the middle of its write
