@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -118,6 +119,20 @@ std::optional<FirstDeath> parse_first_death(const std::string& text) {
   if (std::regex_search(text, found, by_status))
     return FirstDeath{std::stoi(found[1]), {}, std::stoi(found[2])};
   return std::nullopt;
+}
+
+void allow_descriptors(int ranks) {
+  // Open MPI 4.1.4 started two ranks with 40 and hung with 32; it holds a few pipes and a socket for each
+  // rank.
+  const rlim_t needed = 48 + 8 * static_cast<rlim_t>(ranks);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  if (limit.rlim_cur < needed || ::setrlimit(RLIMIT_NOFILE, &limit) != 0)
+    throw Error(ErrorCode::io,
+                fmt::format("open files: {} are allowed, and mpirun needs up to {} for {} ranks; a higher "
+                            "limit (ulimit -n), or fewer ranks",
+                            limit.rlim_cur, needed, ranks));
 }
 
 MpirunProcess::MpirunProcess(const MpirunOptions& options) : log_(options.log) {

@@ -42,6 +42,10 @@ struct FirstDeath {
 /// Looks for it in mpirun's text. Pure.
 std::optional<FirstDeath> parse_first_death(const std::string& text);
 
+/// Raises this process's limit of open files to what `mpirun` needs for that many ranks, as far as is
+/// allowed; with fewer it waits for ever. Error(io) if it is not.
+void allow_descriptors(int ranks);
+
 class MpirunProcess {
  public:
   /// Starts it. If the supervisor dies, the kernel kills it (and each rank dies with it, see

@@ -74,6 +74,7 @@ class Supervisor {
         slots_(layout_.ranks()) {
     check_memory(model_, layout_, config_.train.micro_batch, machine_memory());
     find_mpirun();
+    allow_descriptors(slots_);
     take_run();
   }
 
