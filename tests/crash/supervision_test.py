@@ -239,6 +239,20 @@ class SupervisionTestCase(RunTestCase):
         self.assertEqual(result.status, 0, result)
         self.assertEqual(self.names("run")[-1], "done")
 
+    def test_TwoOrAllRanksKilledAtOnce(self):  # timeout=150
+        """mpirun knows only who was first: one slot goes, the run goes on and ends."""
+        for name, victims in (("two", (0, 2)), ("all", (0, 1, 2, 3))):
+            with self.subTest(name):
+                config = self.tiny(name, 40)
+                started = self.begin(config, name, "step.forward:rank=1:step=8=delay(1500)")
+                workers = started.workers()
+                for rank in victims:
+                    os.kill(workers[rank], signal.SIGKILL)
+                result = started.wait(60)
+                self.assertEqual(result.status, 0, result)
+                self.assertEqual([e["ranks"] for e in self.events(self.dir / name, "generation_start")], [4, 3])
+                self.assertEqual(len(self.events(self.dir / name, "rank_lost")), 1)
+
     def test_UnderNohupATerminalMayClose(self):  # timeout=60
         config = self.tiny("run", 60)
         started = self.start("train", config, *layout_sets("d2"), prefix=["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh"])
