@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -95,6 +96,13 @@ nlohmann::ordered_json json_document(const std::string& text) {
 }
 
 int print_error(const std::exception& error, bool json) {
+  if (const auto* system = dynamic_cast<const std::filesystem::filesystem_error*>(&error)) {
+    try {
+      throw_errno(system->code().value(), "cannot be used", system->path1().string());
+    } catch (const Error& ours) {
+      return print_error(ours, json);
+    }
+  }
   std::string code = "internal", message = error.what(), path;
   int status = 1;
   if (const auto* ours = dynamic_cast<const Error*>(&error)) {

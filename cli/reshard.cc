@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/checkpoint.h"
+#include "ckpt/checkpoint_name.h"
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
 #include "cli/commands.h"
@@ -67,6 +68,23 @@ std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
       report.proof_tensors, report.proof_ok ? "equal" : "DIFFER", report.target);
 }
 
+/// A name under which the checkpoint would be taken for something else: another step, or what a start
+/// removes.
+void check_name(const std::string& target, std::uint64_t step) {
+  const auto name = ckpt::parse_checkpoint_name(ckpt::base_name(target));
+  if (ckpt::is_attempt(target) || (name && name->state != ckpt::NameState::committed))
+    throw Error(
+        ErrorCode::usage,
+        fmt::format("{}: is named like a checkpoint that is not whole, which a training removes; {} is right",
+                    target, ckpt::step_dir_name(step)),
+        target);
+  if (name && name->step != step)
+    throw Error(ErrorCode::usage,
+                fmt::format("{}: is named after step {}, and the source is of step {}; {} is right", target,
+                            name->step, step, ckpt::step_dir_name(step)),
+                target);
+}
+
 }  // namespace
 
 int reshard(const Arguments& arguments) {
@@ -99,7 +117,9 @@ int reshard(const Arguments& arguments) {
   ckpt::Env& env = ckpt::posix_env();
   options.source = ckpt::resolve_checkpoint(env, source);
   options.target = target;
-  options.layout = layout.apply(ckpt::Checkpoint::open(env, options.source).manifest());
+  const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, options.source);
+  check_name(options.target, checkpoint.commit().step);
+  options.layout = layout.apply(checkpoint.manifest());
   if (max_memory) options.max_memory_bytes = *max_memory;
   if (jobs) options.jobs = static_cast<int>(std::min<std::int64_t>(*jobs, 1 << 16));
   reshard::ReshardReport report;

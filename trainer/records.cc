@@ -13,6 +13,7 @@
 #include <charconv>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -28,9 +29,13 @@ namespace {
 class LineFile {
  public:
   explicit LineFile(std::string path) : path_(std::move(path)) {
-    fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+    fd_ = ::open(path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644);
     if (fd_ < 0) throw_errno(errno, "cannot open", path_);
     try {
+      // A FIFO would take lines until it is full, and then the run's time.
+      struct stat info {};
+      if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode))
+        throw Error(ErrorCode::io, path_ + ": is not a regular file; one is needed, or none", path_);
       if (torn()) write_all("\n");
     } catch (...) {
       ::close(fd_);
@@ -98,6 +103,8 @@ const char* outcome_name(ckpt::SaveResult result) {
 std::optional<std::uint64_t> recorded_generation(const std::string& run_dir) {
   std::optional<std::uint64_t> highest;
   for (const char* name : {"/events.jsonl", "/metrics.jsonl"}) {
+    std::error_code unknown;
+    if (!std::filesystem::is_regular_file(run_dir + name, unknown)) continue;  // opening a FIFO would wait
     std::ifstream lines(run_dir + name);
     for (std::string line; std::getline(lines, line);) {
       const auto record = nlohmann::json::parse(line, nullptr, false);

@@ -215,6 +215,64 @@ class MistakesTestCase(RunTestCase):
         line = self.one_line(2, "list", self.dir, env={"SHARDWRIGHT_FAULT": "step.bogin=kill"})
         self.assertIn("step.begin", line)
 
+    def test_AFaultSaysWhatWouldBeRight(self):
+        for text, right in (("x", "<point>"), ("=kill", "nearest"), ("step.begin", "<point>"), ("step.begin=", "kill, stop"),
+                            ("step.begin=boom", "kill, stop"), ("step.begin:rank=x=kill", "not a number"),
+                            ("step.begin:rank=-1=kill", "not a number"), ("step.begin:foo=1=kill", "rank, step"),
+                            ("step.begin:nth=0=kill", "nth=1"), ("step.begin=delay", "delay(ms)"),
+                            ("step.begin=delay(-1)", "not a number"), ("step.begin:step=99999999999999999999=kill", "not a number"),
+                            ("step.begin=kill;x", "kill, stop")):
+            for command in (["list", self.dir], ["train", self.tiny()]):
+                line = self.one_line(2, *command, env={"SHARDWRIGHT_FAULT": text})
+                self.assertIn("SHARDWRIGHT_FAULT", line)
+                self.assertIn(right, line)
+
+    def test_ASizeThatCannotBeMeantIsRefusedAtOnce(self):
+        for change in (["ffn"], ["vocab"], ["hidden"], ["hidden", "ffn", "vocab"]):
+            sizes = {"hidden": 120_000, **{key: 99_999_999 for key in change}}
+            sets = [word for key, size in sizes.items() for word in ("--set", f"model.{key}={size}")]
+            result = self.fails(2, "train", self.tiny(), *sets, "--set", "parallel.dp=2")
+            self.assertRegex(result.stderr, r"\A[^\n]*\[model\]: [^\n]* needs at least [^\n]*, and this machine has [^\n]*; [^\n]*\n\Z")
+            self.assertLess(result.seconds, 10)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_AConfigurationThatIsNoFile(self):
+        os.mkfifo(self.dir / "fifo")
+        (self.dir / "huge").touch()
+        os.truncate(self.dir / "huge", 1 << 36)
+        for path in (self.dir, self.dir / "fifo", "/dev/null", self.dir / "huge"):
+            self.assertIn(str(path), self.one_line(2, "train", path, timeout=20))
+        for contents in (b"", bytes(range(256)), b"\0" * 99, b"[model]\n[model]\n", b"[train]\nsteps=1\nsteps=2\n",
+                         b"[[model]]\nlayers=1\n", b"model = 1\n", b"a=" + b"[" * 100_000, "[model]".encode("utf-16")):
+            path = self.dir / "bad.toml"
+            path.write_bytes(contents)
+            self.refused(2, "train", path)
+
+    def test_ByteOrderMarkAndCarriageReturnsAreTaken(self):
+        path = self.tiny()
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        self.ok("train", path, "--stop-after", "1")
+
+    def test_ATargetNamedLikeSomethingElse(self):
+        run_dir = self.trained()
+        checkpoints = run_dir / "checkpoints"
+        for name, right in (("step-0000000009", "step-0000000004"), ("step-0000000004.tmp-9-9", "not whole"),
+                            ("step-0000000004.trash-1-1", "not whole"), ("step-0000000004.superseded-1", "not whole"),
+                            ("x.tmp-r-0123456789abcdef", "not whole")):
+            self.assertIn(right, self.one_line(2, "reshard", run_dir, checkpoints / name, "--layout", "d2"))
+        self.assertEqual(sorted(p.name for p in checkpoints.iterdir()), ["LATEST", "run.lock", "step-0000000004"])
+        line = self.one_line(1, "reshard", run_dir, self.dir / ("y" * 240), "--layout", "d2")
+        self.assertIn("name too long", line.lower())
+        self.assertNotIn("defect", line)
+
+    def test_TooFewDescriptorsAreNamed(self):
+        run_dir = self.trained()
+        for limit in (12, 32):  # with 32 Open MPI would hang
+            line = self.one_line(1, "train", self.tiny("other"), prefix=("prlimit", f"--nofile={limit}"), timeout=20)
+            self.assertIn("ulimit -n", line)
+        self.ok("train", self.tiny("raised"), prefix=("prlimit", "--nofile=24:1024"))
+        self.ok("verify", run_dir, prefix=("prlimit", "--nofile=12"))
+
     def test_ControlCharactersOfAPathStayInOneLine(self):
         line = self.one_line(2, "verify", f"{self.dir}/a\nb\x1b[1m")
         self.assertIn(r"/a\nb\x1b[1m: does not exist; ", line)

@@ -2,12 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "ckpt/error.h"
 #include "tests/tools/temp_dir.h"
 
 namespace shardwright::trainer {
@@ -106,6 +109,17 @@ TEST_F(RecordFiles, TheHighestGenerationIsFoundAmongDamage) {
   append("events.jsonl", "{\"event\":\"done\",\"generation\":4}\n{\"generation\":3}\n{\"generation\":88");
   append("metrics.jsonl", "{\"type\":\"eval\"}\n{\"type\":\"step\",\"generation\":6,\"loss\":\"NaN\"}");
   EXPECT_EQ(recorded_generation(directory_.path()), 6U);
+}
+
+TEST_F(RecordFiles, OnlyRegularFilesAreAppendedTo) {
+  ASSERT_EQ(::mkfifo((directory_ / "events.jsonl").c_str(), 0600), 0);
+  EXPECT_THROW(Records(directory_.path()), Error);
+  EXPECT_FALSE(recorded_generation(directory_.path()));
+  std::filesystem::remove(directory_ / "events.jsonl");
+  std::filesystem::remove(directory_ / "metrics.jsonl");
+  std::filesystem::create_symlink("/dev/full", directory_ / "metrics.jsonl");
+  EXPECT_THROW(Records(directory_.path()), Error);
+  EXPECT_FALSE(recorded_generation(directory_.path()));
 }
 
 TEST_F(RecordFiles, TornLineOfAnotherProcessDoesNotSpoilTheNext) {
