@@ -27,7 +27,7 @@ class MemoryTestCase(RunTestCase):
 
     def peaks(self, checkpoint, what, layout):
         """Peak resident bytes of each rank that has loaded the checkpoint and is about to begin the next step."""
-        config = self.config(f"resume-{layout}", what, train={"steps": 2, "seed": 1})
+        config = self.config(f"resume-{layout}", what, train={"steps": 2, "seed": 1, "global_batch": 24})
         started = self.start("train", config, *layout_sets(layout), "--resume", checkpoint, "--accept-changes",
                              env={"SHARDWRIGHT_FAULT": "step.begin:step=2=delay(600000)"})
         log = self.dir / f"resume-{layout}" / "events.jsonl"
@@ -44,7 +44,7 @@ class MemoryTestCase(RunTestCase):
 
     def test_B132_ARankLoadsWhatItHolds(self):  # long
         """50 M parameters, eight ranks, ZeRO 1: values and gradients, an eighth (sixth) of the moments, and 200 MiB for all else.
-        The moments of all ranks would be 350 MB more."""
+        The moments of all ranks would be 350 MB more. Measured when this was written: 126 and 132 MB above what is held."""
         what = model(16, 512, 512)
         checkpoint, parameters = self.filled("d8z1", what, "d8z1")
         self.assertGreater(parameters, 50e6)
