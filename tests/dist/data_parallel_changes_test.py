@@ -15,9 +15,7 @@ class DataParallelChangesTestCase(RunTestCase):
                 with self.subTest(written=written, layout=layout):
                     self.labels_are_right(self.reshard(source, layout, f"{written}-{layout}"))
 
-    def test_B06_GateAndUpSurviveEightPieces(self):  # timeout=150
-        """The first loss after the change is that of the uninterrupted run; the gate and up parts are proven element by element."""
-        self.all_to_all(L1, ["d8z1"], ["d1", "d2z1", "d3z1", "d4z1", "d6z1"])
+    def test_B06_TheFirstLossAfterEightPieces(self):
         config, source, expected = self.saved_run(L1, "d8z1", train={"global_batch": 24})
         for layout in ("d1", "d6z1"):
             self.go_on(config, layout, self.reshard(source, layout), expected, "--stop-after", "4")
@@ -31,14 +29,9 @@ class DataParallelChangesTestCase(RunTestCase):
         self.go_on(config, "d6z1", at["d6z1"], expected)
         self.go_on(config, "d3z1", at["d3z1"], expected)
 
-    def test_B26_B30_RanksOfPaddingAndOfNothing(self):
+    def test_B26_RanksOfPadding(self):
         """A model so small that most of 24 ranks have nothing of most tensors."""
-        wide = self.labelled(T1, "d24z1")
-        alone = self.reshard(wide, "d1")
-        self.labels_are_right(alone)
-        for layout in ("d5z1", "d16z1", "d3z1", "d8z0"):
-            self.labels_are_right(self.reshard(alone, layout))
-        self.labels_are_right(self.reshard(self.dir / "d16z1", "d4z1"))
+        self.all_to_all(T1, ["d24z1", "d1"], ["d1", "d5z1"])
 
     def test_B30_ATrainerWithEmptyPieces(self):
         config, source, expected = self.saved_run(T1, "d12z1")
@@ -64,8 +57,7 @@ class DataParallelChangesTestCase(RunTestCase):
             shutil.rmtree(self.dir / "whole")
 
     def test_B35_EveryStageAndDegreeOfL1(self):  # long
-        degrees = [f"d{d}z{z}" for d in (1, 2, 3, 4, 6) for z in (0, 1)]
-        self.all_to_all(L1, degrees, degrees)
+        self.all_to_all(L1, *([f"d{d}z{z}" for d in degrees for z in range(4)] for degrees in ((1, 2, 4), (1, 3, 6))))
 
     def test_B145_TheBatchShapeMayChangeOnTheWay(self):
         """Micro-batch 1, then 4, then 2, of one global batch: steps, learning rates, samples and losses stay."""

@@ -25,16 +25,14 @@ class ModelCutsTestCase(RunTestCase):
     def test_B01_OneKvHeadOverManyTensorRanks(self):
         model = dict(L2, kv_heads=1)
         config, source, expected = self.saved_run(model, "t1")
-        for at, name in ((source, "trained"), (self.labelled(model, "t1"), "labelled")):
-            first = at
-            for layout in ("t4", "t2", "t1"):
-                at = self.reshard(at, layout, f"{name}-{layout}")
-            self.same_state(first, at)
-        self.labels_are_right(at)
+        at = source
+        for layout in ("t4", "t2", "t1"):
+            at = self.reshard(at, layout)
+        self.same_state(source, at)
         tensors = {t["name"]: t["shape"] for t in self.ok("inspect", at, "--tensors", "--json").json()["tensors"]}
         self.assertEqual({tuple(shape) for name, shape in tensors.items() if "k_proj" in name or "v_proj" in name}, {(8, 64)})
-        self.go_on(config, "t4", self.dir / "trained-t4", expected)
-        self.go_on(config, "t2", self.dir / "trained-t2", expected)
+        self.go_on(config, "t4", self.dir / "t4", expected)
+        self.go_on(config, "t2", self.dir / "t2", expected)
 
     def test_B04_GateAndUpStayApart(self):
         """The loss of the very run that saved at t4p2 is that of its checkpoint merged on one rank."""
@@ -49,24 +47,6 @@ class ModelCutsTestCase(RunTestCase):
         found = self.ok("eval", merged, "--data", valid, "--format", "u16", "--json").json()
         self.assertEqual(found["tokens"], seen["tokens"])
         self.assertLess(abs(found["loss"] - seen["loss"]), 1e-5 * seen["loss"])
-        self.labels_are_right(self.reshard(self.labelled(L1, "t4p2"), "t1", "merged-labels"))
-
-    def test_B07_PackedPartsAreCutApartInTheFiles(self):
-        source = self.labelled(L1, "t1")
-        for tp in (2, 4):
-            target = self.reshard(source, f"t{tp}")
-            self.labels_are_right(target)
-            rows = {}
-            for rank, boxes in enumerate(self.files(target)):
-                for name, parts in boxes.items():
-                    for part in ("q", "k", "v"):
-                        if name.startswith("model.layers.") and f"{part}_proj" in name:
-                            for offset, shape in parts:
-                                rows.setdefault((rank, part), set()).add((offset[0], shape[0]))
-            for rank in range(tp):
-                for part, heads in (("q", 12), ("k", 4), ("v", 4)):
-                    share = 8 * heads // tp
-                    self.assertEqual(rows[rank, part], {(rank * share, share)}, (tp, rank, part))
 
     def test_B12_EvaluationIsTheSameInEveryLayout(self):  # timeout=150
         """Of the checkpoint by itself, and in a run that goes on from it; the last batch is uneven."""
@@ -124,18 +104,6 @@ class ModelCutsTestCase(RunTestCase):
         self.same_state(source, at)
         shutil.rmtree(self.dir / "on-p2v2")
         self.go_on(config, "p2v2", source, expected)
-
-    def test_B20_StagesHoldTheirGlobalLayers(self):
-        model = dict(L2, layers=4)
-        at = self.labelled(model, "t1p1d2z1")
-        for layout in ("t1p2d1z1", "t2p2d2z1", "t1p1d2z1"):
-            at = self.reshard(at, layout, f"to-{layout}")
-            self.labels_are_right(at)
-            if "p2" in layout:
-                files = self.files(at)
-                last = files[len(files) // 2:]  # the pipeline is the slowest axis: the second half of the ranks
-                self.assertEqual(set().union(*map(self.layers, last)), {2, 3})
-                self.assertEqual(set().union(*map(self.layers, files[:len(files) // 2])), {0, 1})
 
     def test_B22_PipelinesResume(self):  # timeout=200
         for layout in ("p2", "p4", "p2d2z1"):
