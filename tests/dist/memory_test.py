@@ -58,8 +58,9 @@ class MemoryTestCase(RunTestCase):
             self.assertLess(max(peaks), 2 * shard + 300e6)
 
     def test_B133_ReshardKeepsToItsMemory(self):  # long
-        """Peak memory is set by --max-memory: twice the model needs no more, nor does a tensor bigger than the limit. Twice as many
-        tensors need longer tables: 62 MB became 68 when this was written."""
+        """Peak memory is set by --max-memory, not by the model: 306 to 620 MB of state, twice the model by width and by depth, and
+        a tensor bigger than the limit all stay near 67 MB. Below the limit the peak varies from run to run (51 and 62 MB were
+        measured for the same checkpoint), so it is compared with the limit and not with another run's."""
         limit = 64 * MIB
         peaks = {}
         for name, what in (("once", model(8, 512, 512)), ("wider", model(8, 720, 512)),
@@ -71,10 +72,8 @@ class MemoryTestCase(RunTestCase):
             peaks[name] = report["peak_rss_bytes"]
             print(f"{name}: {parameters * 3 * FLOAT / 1e6:.0f} MB of state, peak {peaks[name] / 1e6:.0f} MB")
         self.assertGreater(50_000 * 512 * FLOAT, limit)
-        self.assertLess(peaks["wider"], 1.1 * peaks["once"])
-        self.assertLess(peaks["deeper"], 1.2 * peaks["once"])
         for name, peak in peaks.items():
-            self.assertLess(peak, limit + 64 * MIB, name)
+            self.assertLess(peak, 1.25 * limit, name)
 
 
 if __name__ == "__main__":
