@@ -144,14 +144,8 @@ class Checker {
       }
       if (i > 0 && m_.boxes[i - 1].state > b.state)
         breach("manifest", t.name, s.kind, "box {}: boxes are not sorted by state and offset", i);
-      if (i > 0 && m_.boxes[i - 1].state == b.state &&
-          !offset_less(m_.boxes[i - 1].box.offset, b.box.offset)) {
-        if (m_.boxes[i - 1].box.offset == b.box.offset)
-          breach("overlap", t.name, s.kind, "{} {}: two boxes begin at {}", t.name, s.kind,
-                 to_string(b.box.offset));
-        else
-          breach("manifest", t.name, s.kind, "box {}: boxes are not sorted by state and offset", i);
-      }
+      if (i > 0 && m_.boxes[i - 1].state == b.state && offset_less(b.box.offset, m_.boxes[i - 1].box.offset))
+        breach("manifest", t.name, s.kind, "box {}: boxes are not sorted by state and offset", i);
       if (!good_dataset(b.dataset, s.kind, t.name))
         breach("path", t.name, s.kind, "box {}: dataset '{}' is not /{}/{}", i, b.dataset, s.kind, t.name);
       extents(i, b, s, t);
@@ -168,7 +162,7 @@ class Checker {
     for (std::size_t d = 0; d < n; ++d) {
       const std::uint64_t offset = b.box.offset[d], extent = b.box.shape[d], chunk = b.chunk[d];
       if (extent == 0 || extent > t.shape[d] || offset > t.shape[d] - extent) {
-        breach("coverage", t.name, s.kind, "box {} {}: empty, or outside the shape {}", i, to_string(b.box),
+        breach("manifest", t.name, s.kind, "box {} {}: empty, or outside the shape {}", i, to_string(b.box),
                to_string(t.shape));
         return;
       }
@@ -247,7 +241,12 @@ class Checker {
   /// Sweeps along the dimension in which most boxes begin at different places, so that few are open at a
   /// time.
   void disjoint(std::size_t first, std::size_t last, const StateEntry& s, const TensorEntry& t) {
-    if (last - first < 2 || t.shape.empty()) return;  // two boxes of a scalar begin at the same place
+    if (last - first < 2) return;
+    if (t.shape.empty()) {
+      breach("overlap", t.name, s.kind, "{} {}: {} boxes share its one element", t.name, s.kind,
+             last - first);
+      return;
+    }
     std::vector<const Box*> order;
     for (std::size_t i = first; i < last; ++i) order.push_back(&m_.boxes[i].box);
     std::size_t along = 0, most = 0;

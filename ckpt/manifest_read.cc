@@ -26,6 +26,7 @@ class Tables {
     const Hdf5Handle space(H5Aget_space(attribute), H5Sclose, "read its version", path_, ErrorCode::damaged);
     if (H5Sget_simple_extent_npoints(space) != 1 || H5Aread(attribute, H5T_NATIVE_UINT64, &version) < 0)
       refuse("version", "cannot be read");
+    if (version < 1) refuse("version", "is impossible");
     return version;
   }
 
@@ -92,9 +93,22 @@ class Tables {
     return {H5Fopen(name.c_str(), H5F_ACC_RDONLY, access), H5Fclose, "parse it", path, ErrorCode::damaged};
   }
 
+  /// Only what lies in the verified bytes: libhdf5 would follow links and storage in other files.
   Hdf5Handle find(const std::string& dataset) const {
-    return {H5Dopen2(file_, dataset.c_str(), H5P_DEFAULT), H5Dclose, "open " + dataset, path_,
-            ErrorCode::damaged};
+    const Hdf5Handle access(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose, "create a property list", path_);
+    if (H5Pset_elink_cb(access, refuse_link, nullptr) < 0)
+      throw Error(ErrorCode::io, path_ + ": libhdf5 failed to forbid links to other files", path_);
+    Hdf5Handle opened(H5Dopen2(file_, dataset.c_str(), access), H5Dclose, "open " + dataset, path_,
+                      ErrorCode::damaged);
+    const Hdf5Handle creation(H5Dget_create_plist(opened), H5Pclose, "read " + dataset, path_,
+                              ErrorCode::damaged);
+    if (H5Pget_layout(creation) == H5D_VIRTUAL || H5Pget_external_count(creation) != 0)
+      refuse(dataset, "is stored outside the manifest");
+    return opened;
+  }
+
+  static herr_t refuse_link(const char*, const char*, const char*, const char*, unsigned*, hid_t, void*) {
+    return -1;
   }
 
   /// Rows of a dataset that must have shape [rows], or [rows, width].
