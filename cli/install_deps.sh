@@ -7,7 +7,7 @@ packages=(
   libhdf5-dev libzstd-dev libxxhash-dev libdnnl-dev libopenmpi-dev openmpi-bin
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
-  python3 python3-h5py python3-numpy python3-xxhash python3-xxhash hdf5-tools strace util-linux
+  python3 python3-h5py python3-numpy python3-xxhash python3-zstandard hdf5-tools strace util-linux
 )
 
 missing=()

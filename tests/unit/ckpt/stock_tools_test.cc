@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <string>
+#include <vector>
 
+#include "ckpt/commit.h"
 #include "tests/tools/temp_dir.h"
 #include "tests/tools/written_tensors.h"
 
@@ -15,22 +18,24 @@ int shell(const std::string& command) {
   return std::system(fmt::format("HDF5_PLUGIN_PATH='{}' {}", SHARDWRIGHT_PLUGINS, command).c_str());
 }
 
-// Three writers, each with a piece of every tensor; the script knows nothing of the library.
-TEST(StockTools, H5pyRebuildsEveryTensorFromAttributes) {
-  const TempDir dir;
+constexpr int kWriters = 3;
+
+/// Items of three writers, each with a piece of a tensor of every type in every shape. `dir`/list names the
+/// files with their values, for compare_npz.py; `bf16` is the type in which the reader shows bf16.
+std::vector<std::vector<SaveItem>> every_type(const TempDir& dir, std::string_view bf16) {
   const DType types[] = {DType::f32, DType::bf16, DType::f16,    DType::f64, DType::i8,
                          DType::u8,  DType::i16,  DType::u16,    DType::i32, DType::u32,
                          DType::i64, DType::u64,  DType::boolean};
   const Dims shapes[] = {{97, 5}, {131}, {3, 5, 7}, {0, 64}, {2}, {}};
-  std::vector<SaveItem> items[3];
+  std::vector<std::vector<SaveItem>> items(kWriters);
   std::ofstream list(dir / "list");
   int number = 0;
   for (const DType type : types)
     for (const Dims& shape : shapes) {
       const std::string tensor = fmt::format("t{}.weight", number++);
-      for (std::uint64_t writer = 0; writer < 3; ++writer) {
+      for (std::uint64_t writer = 0; writer < kWriters; ++writer) {
         if (shape.empty() && writer != 1) continue;
-        const Box box = shape.empty() ? Box{} : row_piece(shape, writer, 3);
+        const Box box = shape.empty() ? Box{} : row_piece(shape, writer, kWriters);
         Dims chunk;
         for (const std::uint64_t extent : box.shape) chunk.push_back(extent / 2 + 1);
         items[writer].push_back(label_item(tensor, "param", type, shape, box, chunk, true));
@@ -41,17 +46,51 @@ TEST(StockTools, H5pyRebuildsEveryTensorFromAttributes) {
           .write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size()));
       std::string extents;
       for (const std::uint64_t extent : shape) extents += fmt::format("{},", extent);
-      list << fmt::format("param/{}\t{}\t{}\t{}\n", tensor, name(type), extents, tensor);
+      list << fmt::format("param/{}\t{}\t{}\t{}\n", tensor, type == DType::bf16 ? bf16 : name(type), extents,
+                          tensor);
     }
-  list.close();
-  for (int writer = 0; writer < 3; ++writer)
-    write_shard(posix_env(), dir.path(), "0-0", writer, 0, items[writer], {}, nullptr);
-  ASSERT_EQ(shell(fmt::format("/usr/bin/python3 {}/read_with_h5py.py {} {}", SHARDWRIGHT_TOOLS, dir.path(),
-                              dir / "out.npz")),
+  return items;
+}
+
+/// What `reader` (a script of tests/tools) makes of a directory is what every_type() listed.
+void expect_read(const std::string& reader, const std::string& checkpoint, const TempDir& dir) {
+  ASSERT_EQ(shell(fmt::format("/usr/bin/python3 {}/{} {} {} > {}", SHARDWRIGHT_TOOLS, reader, checkpoint,
+                              dir / "out.npz", dir / "said")),
             0);
   EXPECT_EQ(shell(fmt::format("/usr/bin/python3 {}/compare_npz.py {} {}", SHARDWRIGHT_TOOLS, dir / "out.npz",
                               dir / "list")),
             0);
+}
+
+// The script knows nothing of the library.
+TEST(StockTools, H5pyRebuildsEveryTensorFromAttributes) {
+  const TempDir dir;
+  const auto items = every_type(dir, "bf16");
+  for (int writer = 0; writer < kWriters; ++writer)
+    write_shard(posix_env(), dir.path(), "0-0", writer, 0, items[static_cast<std::size_t>(writer)], {},
+                nullptr);
+  expect_read("read_with_h5py.py", dir.path(), dir);
+}
+
+// A reader of the whole format, which takes nothing from the shards but chunks.
+TEST(StockTools, SecondReaderReadsEveryTypeAndShape) {
+  const TempDir dir;
+  const auto items = every_type(dir, "u16");
+  CommitJob job;
+  job.final_dir = dir / step_dir_name(5);
+  job.attempt_dir = job.final_dir + ".tmp-0-1";
+  job.commit.run = "11111111-2222-4333-8444-555555555555";
+  job.commit.attempt = "0-1";
+  job.commit.step = 5;
+  job.description = {"{}", "{}", "{}", "{}"};
+  job.writers = kWriters;
+  posix_env().create_dirs(job.attempt_dir);
+  for (int writer = 0; writer < kWriters; ++writer)
+    publish_part(posix_env(), job.attempt_dir,
+                 write_shard(posix_env(), job.attempt_dir, job.commit.attempt, writer, job.commit.step,
+                             items[static_cast<std::size_t>(writer)], {}, nullptr));
+  commit_attempt(posix_env(), job);
+  expect_read("second_reader.py", job.final_dir, dir);
 }
 
 TEST(StockTools, H5dumpShowsNumbersAndH5repackRewrites) {
