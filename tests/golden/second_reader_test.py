@@ -302,6 +302,7 @@ class SecondReaderTestCase(RunTestCase):
         for field, value, code in (
                 ("version", future, "version"), ("version", (1 << 32) + 1, "version"), ("version", 0, "commit"),
                 ("format", "other", "commit"), ("step", "1", "commit"), ("step", -1, "commit"), ("run", 1, "commit"),
+                ("run", "x" * 257, "commit"), ("generation", 1 << 53, "commit"), ("step", 1, "manifest"),
                 ("colour", "unknown, so ignored", None),
                 ("manifest", {"name": "../manifest.h5", "bytes": 1, "xxh3_128": "0" * 32}, "commit")):
             self.damaged(whole, f"COMMIT: {field} {value}", code, lambda c: resign(c, **{field: value}))

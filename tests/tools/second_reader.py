@@ -74,7 +74,9 @@ def read_commit(directory):
         need(commit["version"] <= VERSION, "version", f"COMMIT: future version {commit['version']}")
         need(all(is_count(n) for n in (commit["step"], commit["generation"], manifest["bytes"])), "commit",
              "COMMIT: a number is not a whole one")
+        need(commit["generation"] < 1 << 53, "commit", "COMMIT: impossible generation")
         need(isinstance(commit["run"], str) and isinstance(commit["attempt"], str), "commit", "COMMIT: not a text")
+        need(len(commit["run"].encode()) <= 256, "commit", "COMMIT: name of the run too long")
         need(manifest["name"] == "manifest.h5", "commit", "COMMIT: names another manifest")
         need(is_hex(manifest["xxh3_128"], 32), "commit", "COMMIT: malformed digest")
     except (ValueError, KeyError, TypeError) as error:
@@ -87,10 +89,10 @@ def read_commit(directory):
 class Manifest:
     """The columns of manifest.h5, as lists, and all rules that they must satisfy."""
 
-    def __init__(self, image):
+    def __init__(self, image, step):
         try:
             with h5py.File(io.BytesIO(image), "r") as self.h5:
-                self.read()
+                self.read(step)
         except (OSError, KeyError, RuntimeError, ValueError) as error:
             raise Refused("manifest", f"manifest.h5: not the tables of the format ({error})") from None
 
@@ -107,7 +109,7 @@ class Manifest:
         need(not data.is_virtual and not data.external, "manifest", f"{name}: stored outside the manifest")
         return data[()].tolist()
 
-    def read(self):
+    def read(self, step):
         version = int(self.h5.attrs["version"])
         need(version > 0, "manifest", "manifest.h5: impossible version")
         need(version <= VERSION, "version", f"manifest.h5: future version {version}")
@@ -132,10 +134,18 @@ class Manifest:
         for key in ("offset", "shape", "chunk"):
             b[key] = self.column(f"/boxes/{key}", b["state"], 8)
         b["dataset"] = self.column("/boxes/dataset", b["state"], of="S")
-        for document in ("/training", "/model", "/config", "/layout"):
-            self.column(document)
+        self.training, *_ = [bytes(self.column(d)) for d in ("/training", "/model", "/config", "/layout")]
         self.check_tables()
         self.check_boxes()
+        self.check_step(step)
+
+    def check_step(self, step):
+        try:
+            training = json.loads(self.training.decode())
+        except ValueError:
+            return
+        need(not isinstance(training, dict) or training.get("step", step) == step, "manifest",
+             "/training: another step than COMMIT's")
 
     def check_tables(self):
         s, f = self.states, self.files
@@ -260,7 +270,7 @@ def read(directory):
         image = file.read()
     need(xxhash.xxh3_128_hexdigest(image) == commit["manifest"]["xxh3_128"], "digest",
          "manifest.h5: not the bytes that COMMIT vouches for")
-    manifest = Manifest(image)
+    manifest = Manifest(image, commit["step"])
     s, b, f = manifest.states, manifest.boxes, manifest.files
     stray = set(os.listdir(directory)) - {"COMMIT", "manifest.h5", *f["name"]}
     need(not stray, "path", f"{sorted(stray)}: does not belong to the checkpoint")
