@@ -8,6 +8,7 @@
 #include "ckpt/chunk_pipeline.h"
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/hdf5_attributes.h"
 #include "ckpt/hdf5_file_driver.h"
 #include "ckpt/hdf5_types.h"
 #include "ckpt/plugin/zstd_filter.h"
@@ -60,11 +61,11 @@ class ShardFile {
     Hdf5Handle dataset(H5Dcreate2(output_.id(), box.dataset.c_str(), hdf5_type(box.dtype), space, links_,
                                   creation, H5P_DEFAULT),
                        H5Dclose, "create " + box.dataset, path_);
-    text_attribute(dataset, "tensor", box.tensor);
-    text_attribute(dataset, "kind", box.kind);
-    text_attribute(dataset, "dtype", std::string(name(box.dtype)));
-    numbers_attribute(dataset, "global_shape", box.global_shape);
-    numbers_attribute(dataset, "offset", box.box.offset);
+    write_text_attribute(dataset, "tensor", box.tensor, path_);
+    write_text_attribute(dataset, "kind", box.kind, path_);
+    write_text_attribute(dataset, "dtype", std::string(name(box.dtype)), path_);
+    write_dims_attribute(dataset, "global_shape", box.global_shape, path_);
+    write_dims_attribute(dataset, "offset", box.box.offset, path_);
     output_.check();
     return dataset;
   }
@@ -137,22 +138,6 @@ class ShardFile {
     const Hdf5Handle creation = properties(H5P_GROUP_CREATE);
     const Hdf5Handle made(H5Gcreate2(output_.id(), group.c_str(), links_, creation, H5P_DEFAULT), H5Gclose,
                           "create " + group, path_);
-  }
-
-  void attribute(hid_t dataset, const char* attribute_name, hid_t type, hid_t space, const void* value) {
-    const Hdf5Handle made(H5Acreate2(dataset, attribute_name, type, space, H5P_DEFAULT, H5P_DEFAULT),
-                          H5Aclose, "create an attribute", path_);
-    must(H5Awrite(made, type, value), "write an attribute");
-  }
-
-  void text_attribute(hid_t dataset, const char* attribute_name, const std::string& text) {
-    const Hdf5Handle space(H5Screate(H5S_SCALAR), H5Sclose, "create a dataspace", path_);
-    attribute(dataset, attribute_name, hdf5_string(text.size()), space, text.c_str());
-  }
-
-  void numbers_attribute(hid_t dataset, const char* attribute_name, const Dims& values) {
-    const Hdf5Handle space = dataspace({values.size()});
-    attribute(dataset, attribute_name, H5T_STD_U64LE, space, values.begin());
   }
 
   static std::vector<hsize_t> chunk_start(const BoxRecord& box, std::uint64_t index) {
