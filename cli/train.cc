@@ -11,13 +11,6 @@
 namespace shardwright::cli {
 namespace {
 
-trainer::Override parse_set(const std::string& text) {
-  const auto equals = text.find('=');
-  if (equals == std::string::npos || equals == 0)
-    throw Error(ErrorCode::usage, fmt::format("--set: '{}' has no value; give section.key=value", text));
-  return {text.substr(0, equals), text.substr(equals + 1)};
-}
-
 std::string keys_help() {
   std::string text = "Keys of the configuration and of --set, with their defaults:";
   for (const trainer::KeyInfo& key : trainer::config_keys())
@@ -40,7 +33,7 @@ int train(const Arguments& arguments) {
   flags.optional_positional("CONFIG", options.config_file, "configuration file (TOML)");
   flags.integer("--nproc", "N", 1, nproc, "ranks to start here (default: what the layout asks for)");
   flags.texts("--set", "KEY=VALUE", sets, "replace a key of the configuration; may be repeated");
-  flags.text("--resume", "HOW", resume,
+  flags.text("--resume", "auto|must|never|PATH", resume,
              "auto: newest valid checkpoint, or start fresh; must: newest valid checkpoint; never: start "
              "fresh; or the path "
              "of a checkpoint or a run");
@@ -59,7 +52,7 @@ int train(const Arguments& arguments) {
   if (options.config_file.empty())
     throw Error(ErrorCode::usage,
                 "train: CONFIG is missing; give a configuration file, as shardwright train run.toml");
-  for (const std::string& set : sets) options.overrides.push_back(parse_set(set));
+  for (const std::string& set : sets) options.overrides.push_back(trainer::parse_override(set));
   if (resume == "must") {
     options.resume = trainer::Resume::must;
   } else if (resume == "never") {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -85,15 +86,22 @@ struct Config {
 
 /// "section.key" and the text of its value, as --set gives them.
 using Override = std::pair<std::string, std::string>;
+/// "section.key=value" taken apart. Error(usage).
+Override parse_override(const std::string& text);
+
+/// Who said the value of each key ("section.key"): "run.toml:7", "--set", or "default", also where a default
+/// follows from other values.
+using ValueSources = std::map<std::string, std::string>;
 
 /// Reads and checks; Error(usage) with a line for each mistake: unknown key (nearest known), wrong type (what
 /// is right), value out of range, not built yet. Error(missing) for the file. Paths stay as written (relative
-/// to the working directory).
-Config load_config(const std::string& file, const std::vector<Override>& overrides);
+/// to the working directory). `sources` (may be null) gets an entry for each key.
+Config load_config(const std::string& file, const std::vector<Override>& overrides,
+                   ValueSources* sources = nullptr);
 
 /// The effective, complete configuration as TOML (written to <run>/config.toml); load_config reads it back to
-/// the same Config.
-std::string to_toml(const Config& config);
+/// the same Config. With `sources`, each value's own is a comment behind it.
+std::string to_toml(const Config& config, const ValueSources& sources = {});
 /// The same as one JSON object, as kept in manifests.
 std::string to_json(const Config& config);
 

@@ -305,7 +305,14 @@ void complete(Config& config, Mistakes& mistakes) {
 
 }  // namespace
 
-Config load_config(const std::string& file, const std::vector<Override>& overrides) {
+Override parse_override(const std::string& text) {
+  const auto equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Error(ErrorCode::usage, fmt::format("--set: '{}' has no value; give section.key=value", text));
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+Config load_config(const std::string& file, const std::vector<Override>& overrides, ValueSources* sources) {
   Mistakes mistakes;
   std::map<std::string, Entry> entries;  // the last word on each key
   for (Entry& entry : read_file_entries(file, mistakes))
@@ -329,6 +336,11 @@ Config load_config(const std::string& file, const std::vector<Override>& overrid
       mistakes.add(
           fmt::format("{}: {}: is missing; give {} ({})", file, key.name, expectation(key), key.meaning));
   complete(config, mistakes);
+  if (sources != nullptr)
+    for (const ConfigKey& key : config_schema()) {
+      const auto said = entries.find(key.name);
+      (*sources)[key.name] = said == entries.end() ? "default" : said->second.origin;
+    }
   return config;
 }
 

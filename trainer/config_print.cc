@@ -45,6 +45,13 @@ std::string toml_text(const std::vector<T>& values) {
   return fmt::format("[{}]", fmt::join(texts, ", "));
 }
 
+/// A comment holds no control characters; a file's name may.
+std::string printable(std::string text) {
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return text;
+}
+
 std::string section_of(const std::string& name) { return name.substr(0, name.find('.')); }
 std::string key_of(const std::string& name) { return name.substr(name.find('.') + 1); }
 
@@ -76,14 +83,17 @@ std::string toml_value(const ConfigKey& key, const Config& config) {
       key.place);
 }
 
-std::string to_toml(const Config& config) {
+std::string to_toml(const Config& config, const ValueSources& sources) {
   std::string text, section;
   for (const ConfigKey& key : config_schema()) {
     if (section != section_of(key.name)) {
       text += fmt::format("{}[{}]\n", section.empty() ? "" : "\n", section_of(key.name));
       section = section_of(key.name);
     }
-    text += fmt::format("{} = {}\n", key_of(key.name), toml_value(key, config));
+    const std::string line = fmt::format("{} = {}", key_of(key.name), toml_value(key, config));
+    const auto source = sources.find(key.name);
+    text += source == sources.end() ? line + "\n"
+                                    : fmt::format("{:<36}# {}\n", line + " ", printable(source->second));
   }
   return text;
 }
