@@ -42,8 +42,8 @@ std::vector<CheckpointName> names(Env& env, const std::string& directory) {
   return found;
 }
 
-/// Fills in all that can be known of one checkpoint.
-ScanEntry look_at(Env& env, const std::string& directory, const CheckpointName& name, bool deep) {
+/// Fills in all that can be known of one checkpoint without reading its shards.
+ScanEntry look_at(Env& env, const std::string& directory, const CheckpointName& name) {
   ScanEntry entry;
   entry.path = directory + "/" + name.text;
   entry.step = name.step;
@@ -59,13 +59,6 @@ ScanEntry look_at(Env& env, const std::string& directory, const CheckpointName& 
   } catch (const Error& e) {
     entry.status = status_of(e.code());
     entry.reason = e.what();
-  }
-  if (deep && entry.status == Status::valid) {
-    const VerifyReport report = verify(env, entry.path, 1);
-    if (!report.ok()) {
-      entry.status = Status::damaged;
-      entry.reason = report.problems[0].message;
-    }
   }
   if (name.state == NameState::attempt) {
     entry.status = Status::incomplete;
@@ -139,10 +132,32 @@ Structure check_structure(Env& env, const std::string& path) {
   return found;
 }
 
-std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir, bool deep) {
+std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir) {
   std::vector<ScanEntry> entries;
   for (const CheckpointName& name : names(env, checkpoints_dir))
-    entries.push_back(look_at(env, checkpoints_dir, name, deep));
+    entries.push_back(look_at(env, checkpoints_dir, name));
+  return entries;
+}
+
+std::vector<ScanEntry> deep_scan(Env& env, const std::string& checkpoints_dir, int threads,
+                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  std::vector<ScanEntry> entries = scan(env, checkpoints_dir);
+  std::uint64_t before = 0, all = 0;
+  for (const ScanEntry& entry : entries)
+    if (entry.status == Status::valid) all += entry.stored_bytes;
+  for (ScanEntry& entry : entries) {
+    if (entry.status != Status::valid) continue;
+    const VerifyReport report = verify(env, entry.path, threads, [&](std::uint64_t done, std::uint64_t) {
+      if (progress) progress(before + std::min(done, entry.stored_bytes), all);
+    });
+    before += entry.stored_bytes;
+    if (report.ok()) continue;
+    entry.status = Status::damaged;
+    entry.reason = report.problems[0].message;
+    if (report.problems.size() > 1)
+      entry.reason +=
+          fmt::format(" (and {} more; `shardwright verify` lists them)", report.problems.size() - 1);
+  }
   return entries;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,9 +38,13 @@ struct Structure {
 Structure check_structure(Env& env, const std::string& path);
 
 /// All `step-<10 digits>` with what may follow (superseded, tmp), newest first. Structural: COMMIT ->
-/// manifest digest -> every file present with its size. Never trusts LATEST. `deep` reads every byte as
-/// verify does.
-std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir, bool deep = false);
+/// manifest digest -> every file present with its size. Never trusts LATEST.
+std::vector<ScanEntry> scan(Env& env, const std::string& checkpoints_dir);
+
+/// The same, and then every byte of those that are structurally whole is read as verify does, on `threads`
+/// threads, one checkpoint after the other. `progress` (may be empty) gets bytes done and bytes in all.
+std::vector<ScanEntry> deep_scan(Env& env, const std::string& checkpoints_dir, int threads,
+                                 const std::function<void(std::uint64_t, std::uint64_t)>& progress = {});
 
 /// Path and manifest digest of the newest valid checkpoint, with what was passed over on the way.
 struct PassedOver {

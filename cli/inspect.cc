@@ -13,6 +13,7 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/size.h"
+#include "cli/words.h"
 #include "reshard/draw.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
@@ -77,25 +78,46 @@ Json files_json(const ckpt::Manifest& manifest) {
   return files;
 }
 
-std::string text_of(const Json& report) {
+/// `moment` is when the checkpoint was committed, in seconds since the epoch like `now`.
+std::string text_of(const Json& report, double moment, double now) {
+  const auto text_at = [&](const char* field) { return report[field].get<std::string>(); };
+  const auto number_at = [&](const char* field) { return report[field].get<std::uint64_t>(); };
   const Json& layout = report["layout"];
-  std::string text = fmt::format(
-      "{}\n  status      {}\n  step        {}\n  samples     {}\n  run         {} (generation {})\n",
-      report["path"].get<std::string>(),
-      report["status"].get<std::string>() +
-          (report.contains("reason") ? ": " + report["reason"].get<std::string>() : ""),
-      report["step"].dump(), report["samples"].dump(), report["run"].get<std::string>(),
-      report["generation"].dump());
-  text += fmt::format("  layout      {}, {} rank{}\n",
-                      layout.is_null() ? "none" : layout["string"].get<std::string>(), report["ranks"].dump(),
-                      report["ranks"] == 1 ? "" : "s");
-  text += fmt::format("  parameters  {}\n  kinds       {}\n  raw         {}\n  stored      {}\n",
-                      report["parameters"].dump(),
-                      fmt::join(report["kinds"].get<std::vector<std::string>>(), ", "),
-                      size_text(report["raw_bytes"].get<std::uint64_t>()),
-                      size_text(report["stored_bytes"].get<std::uint64_t>()));
-  text += fmt::format("  model       {}\n", report["model"].dump());
-  if (report.contains("drawn")) text += fmt::format("  drawn       {}\n", report["drawn"].get<std::string>());
+  std::string text = text_at("path") + "\n";
+  const auto line = [&](const char* what, const std::string& value) {
+    text += fmt::format("  {:<11} {}\n", what, value);
+  };
+  line("status", report.contains("reason")
+                     ? text_at("status") + ": " + text_at("reason")
+                     : text_at("status") + " (every file is there with its size; `verify` reads the bytes)");
+  const Json& samples = report["samples"];
+  const Json loss = report["training"].is_object() ? report["training"].value("loss", Json()) : Json();
+  line("step", grouped_text(number_at("step")) +
+                   (samples.is_number_unsigned()
+                        ? fmt::format(", after {} samples", grouped_text(samples.get<std::uint64_t>()))
+                        : "") +
+                   (loss.is_number() ? fmt::format(", loss {:.4g}", loss.get<double>()) : ""));
+  line("written", fmt::format("{} ({})", age_text(moment, now), text_at("time")));
+  line("run", fmt::format("{}, generation {}, format version {}", text_at("run"), report["generation"].dump(),
+                          report["version"].dump()));
+  line("layout", fmt::format("{}{}: {} rank{}", layout_text(layout),
+                             layout.is_object() ? " (" + layout.value("string", "") + ")" : "",
+                             report["ranks"].dump(), report["ranks"] == 1 ? "" : "s"));
+  line("model", model_text(report["model"]));
+  line("parameters", number_at("parameters") < 10000
+                         ? count_text(number_at("parameters"))
+                         : fmt::format("{} ({})", count_text(number_at("parameters")),
+                                       grouped_text(number_at("parameters"))));
+  line("state", fmt::format("{} of {}", size_text(number_at("raw_bytes")),
+                            fmt::join(report["kinds"].get<std::vector<std::string>>(), ", ")));
+  line("stored", fmt::format("{} in {} shard{}{}", size_text(number_at("stored_bytes")),
+                             report["shards"].dump(), report["shards"] == 1 ? "" : "s",
+                             number_at("raw_bytes") == 0
+                                 ? ""
+                                 : fmt::format(", {:.0f} % of the state",
+                                               100 * static_cast<double>(number_at("stored_bytes")) /
+                                                   static_cast<double>(number_at("raw_bytes")))));
+  if (report.contains("drawn")) text += "  drawn       " + text_at("drawn") + "\n";
   if (report.contains("tensors")) {
     text += "\nTensors:\n";
     for (const Json& tensor : report["tensors"]) {
@@ -186,6 +208,7 @@ int inspect(const Arguments& arguments) {
     reason = error.what();
   }
   const std::string& layout = manifest.description.layout;
+  const double moment = env.modified(directory + "/COMMIT");
 
   Json report = {{"path", directory},
                  {"status", reason.empty() ? "valid" : "damaged"},
@@ -202,7 +225,9 @@ int inspect(const Arguments& arguments) {
                  {"parameters", parameters},
                  {"raw_bytes", raw},
                  {"stored_bytes", stored},
-                 {"kinds", kinds}};
+                 {"kinds", kinds},
+                 {"time", utc(moment)},
+                 {"shards", manifest.files.size()}};
   if (!reason.empty()) report["reason"] = reason;
   if (tensors) report["tensors"] = tensors_json(checkpoint);
   if (ranks) report["files"] = files_json(manifest);
@@ -215,7 +240,7 @@ int inspect(const Arguments& arguments) {
   if (json)
     print_json(report);
   else
-    print(text_of(report));
+    print(text_of(report, moment, seconds_since_epoch()));
   return reason.empty() ? 0 : 1;
 }
 

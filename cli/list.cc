@@ -1,8 +1,11 @@
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
+#include <array>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
 
 #include "ckpt/scan.h"
 #include "cli/checkpoint_path.h"
@@ -10,17 +13,36 @@
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/size.h"
+#include "cli/words.h"
 
 namespace shardwright::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// "2026-01-31T12:00:00.000Z"
-std::string utc(double seconds) {
-  const auto whole = static_cast<std::time_t>(std::floor(seconds));
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03d}Z", fmt::gmtime(whole),
-                     static_cast<int>((seconds - std::floor(seconds)) * 1000));
+struct Row {
+  std::string step, status, layout, stored, written, name, reason;
+};
+
+/// Columns as wide as what stands in them; why one is not valid stands below it.
+std::string table(const std::vector<Row>& rows) {
+  Row widest{"step", "status", "layout", "stored", "written", "name", ""};
+  std::array<std::string Row::*, 5> columns = {&Row::step, &Row::status, &Row::layout, &Row::stored,
+                                               &Row::written};
+  std::array<std::size_t, 5> widths{};
+  std::vector<Row> lines = {widest};
+  lines.insert(lines.end(), rows.begin(), rows.end());
+  for (const Row& row : lines)
+    for (std::size_t c = 0; c < columns.size(); ++c)
+      widths[c] = std::max(widths[c], (row.*columns[c]).size());
+  std::string text;
+  for (const Row& row : lines) {
+    text += fmt::format("{:>{}}  {:<{}}  {:<{}}  {:>{}}  {:<{}}  {}\n", row.step, widths[0], row.status,
+                        widths[1], row.layout, widths[2], row.stored, widths[3], row.written, widths[4],
+                        row.name);
+    if (!row.reason.empty()) text += fmt::format("{:>{}}  {}\n", "", widths[0], row.reason);
+  }
+  return text;
 }
 
 }  // namespace
@@ -35,9 +57,19 @@ int list(const Arguments& arguments) {
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
 
-  const std::vector<ckpt::ScanEntry> entries = ckpt::scan(ckpt::posix_env(), checkpoints_dir_of(path), deep);
+  const std::string directory = checkpoints_dir_of(path);
+  std::vector<ckpt::ScanEntry> entries;
+  if (deep) {
+    ProgressBar bar("list");
+    const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    entries = ckpt::deep_scan(ckpt::posix_env(), directory, threads,
+                              [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); });
+  } else {
+    entries = ckpt::scan(ckpt::posix_env(), directory);
+  }
+  const double now = seconds_since_epoch();
   Json newest, checkpoints = Json::array();
-  std::string text;
+  std::vector<Row> rows;
   for (const ckpt::ScanEntry& entry : entries) {
     if (newest.is_null() && entry.status == ckpt::Status::valid) newest = entry.path;
     const Json layout = json_document(entry.layout_json);
@@ -51,17 +83,17 @@ int list(const Arguments& arguments) {
                            {"layout", layout},
                            {"stored_bytes", entry.stored_bytes},
                            {"time", time.empty() ? Json() : Json(time)}});
-    text += fmt::format("{:>10}  {:<14} {:<14} {:>10}  {:<24}  {}{}\n", entry.step, status,
-                        layout.is_object() ? layout.value("string", "") : "", size_text(entry.stored_bytes),
-                        time, entry.path, entry.reason.empty() ? "" : "  (" + entry.reason + ")");
+    rows.push_back({grouped_text(entry.step), status, layout.is_object() ? layout.value("string", "") : "",
+                    entry.stored_bytes > 0 ? size_text(entry.stored_bytes) : "",
+                    entry.time > 0 ? age_text(entry.time, now) : "",
+                    std::filesystem::path(entry.path).filename().string(), entry.reason});
   }
   if (json)
     print_json({{"newest_valid", newest}, {"checkpoints", checkpoints}});
   else
-    print(text.empty() ? fmt::format("{}: no checkpoints\n", path)
-                       : fmt::format("{:>10}  {:<14} {:<14} {:>10}  {:<24}  {}\n", "step", "status", "layout",
-                                     "stored", "time", "path") +
-                             text);
+    print(rows.empty()
+              ? fmt::format("{}: no checkpoints\n", path)
+              : fmt::format("{}{}\n", directory, newest.is_null() ? ": none is valid" : "") + table(rows));
   return 0;
 }
 

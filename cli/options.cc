@@ -14,6 +14,11 @@
 
 namespace shardwright::cli {
 
+namespace {
+/// Where parse() puts what was declared, while help_of() listens.
+thread_local CommandHelp* listener = nullptr;
+}  // namespace
+
 struct Options::State {
   State(const std::string& name_, const std::string& summary, std::string example_)
       : name(name_), example(std::move(example_)), app(summary, "shardwright " + name_) {
@@ -44,21 +49,36 @@ struct Options::State {
            fmt::format("the nearest known one is {}", ckpt::nearest(flag, known)));
   }
 
+  CommandHelp help() const {
+    CommandHelp help{name, app.get_description(), example, notes, {}, {}};
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->get_positional())
+        help.arguments.push_back(
+            {option->get_name(true), "", option->get_description(), option->get_required()});
+      else
+        help.flags.push_back({"--" + option->get_lnames().front(),
+                              option->get_type_size() == 0 ? "" : option->get_type_name(),
+                              option->get_description(), false});
+    }
+    return help;
+  }
+
   std::string name;
   std::string example;
+  std::vector<std::string> notes;
   std::vector<std::pair<std::string, const std::string*>> required;
   CLI::App app;
 };
 
 Options::Options(const std::string& name, const std::string& summary, const std::string& example)
     : state_(std::make_unique<State>(name, summary, example)) {
-  footer("Example:\n  " + example);
+  state_->app.footer("Example:\n  " + example);
 }
 Options::~Options() = default;
 
 void Options::footer(const std::string& text) {
-  const std::string before = state_->app.get_footer();
-  state_->app.footer(before.empty() ? text : before + "\n\n" + text);
+  state_->notes.push_back(text);
+  state_->app.footer(state_->app.get_footer() + "\n\n" + text);
 }
 
 void Options::positional(const std::string& shown, std::string& to, const std::string& meaning) {
@@ -119,6 +139,10 @@ void Options::size(const std::string& name, std::optional<std::uint64_t>& to, co
 }
 
 bool Options::parse(const std::vector<std::string>& arguments) {
+  if (listener != nullptr) {
+    *listener = state_->help();
+    return false;
+  }
   // The parsing library takes the arguments last first.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   CLI::App& app = state_->app;
@@ -143,6 +167,19 @@ bool Options::parse(const std::vector<std::string>& arguments) {
       state_->refuse(state_->name, fmt::format("{} is empty", shown),
                      fmt::format("`shardwright {} --help` shows what it takes", state_->name));
   return true;
+}
+
+CommandHelp help_of(const std::function<void()>& command) {
+  CommandHelp help;
+  listener = &help;
+  try {
+    command();
+  } catch (...) {
+    listener = nullptr;
+    throw;
+  }
+  listener = nullptr;
+  return help;
 }
 
 }  // namespace shardwright::cli

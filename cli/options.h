@@ -3,12 +3,30 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace shardwright::cli {
+
+/// One flag or argument as --help, the manual page and completion say it.
+struct FlagHelp {
+  std::string name;   // "--nproc", "CONFIG"
+  std::string value;  // "N"; empty for a switch and for an argument
+  std::string meaning;
+  bool required = false;
+};
+
+struct CommandHelp {
+  std::string name;  // "bench ckpt"
+  std::string summary;
+  std::string example;
+  std::vector<std::string> notes;  // what else stands below --help
+  std::vector<FlagHelp> arguments;
+  std::vector<FlagHelp> flags;  // --help among them
+};
 
 /// Declares what a subcommand takes, then parse() fills the variables given. Mistakes are Error(usage): an
 /// unknown flag comes with the nearest known one, a value with what it should be. Arguments after `--` are
@@ -37,12 +55,16 @@ class Options {
   /// More text at the end of --help.
   void footer(const std::string& text);
 
-  /// `arguments` without program and subcommand. False if --help was asked for and printed.
+  /// `arguments` without program and subcommand. False if there is nothing more to do: --help was asked for
+  /// and printed, or help_of() is listening.
   bool parse(const std::vector<std::string>& arguments);
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// What a subcommand declares, by running `command` up to its parse(), which returns false.
+CommandHelp help_of(const std::function<void()>& command);
 
 }  // namespace shardwright::cli

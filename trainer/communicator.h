@@ -73,6 +73,9 @@ class MpiRuntime {
   [[noreturn]] void leave(int status) const;
 };
 
+/// Name and version of the MPI that is linked, as "Open MPI v4.1.4"; needs no MpiRuntime.
+std::string mpi_library();
+
 /// Elements in one MPI call at most, because MPI 3 counts are ints.
 inline constexpr std::int64_t kMaxMpiCount = std::int64_t{1} << 30;
 /// All ranks. Larger collectives are made of several calls of `max_count` elements.

@@ -118,7 +118,8 @@ class DocumentsTestCase(RunTestCase):
     def test_HelpHasAnExampleEverywhere(self):
         overview = self.ok("--help").stdout
         commands = [line.split()[0] for line in overview.splitlines() if line.startswith("  ") and line.split()]
-        self.assertEqual(commands, ["train", "reshard", "inspect", "verify", "diff", "list", "prune", "eval", "bench"])
+        self.assertEqual(commands, ["train", "config", "reshard", "inspect", "verify", "diff", "list", "prune", "view", "eval",
+                                    "bench"])
         for command in commands:
             for arguments in [(command,)] if command != "bench" else [("bench", "ckpt"), ("bench", "train")]:
                 text = self.ok(*arguments, "--help").stdout

@@ -201,7 +201,7 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("--max-memory: 'lots' is no size", self.one_line(2, "reshard", "a", "b", "--max-memory", "lots"))
         self.assertIn("--layout: is given beside", self.one_line(
             2, "reshard", self.trained(), self.dir / "x", "--layout", "d2", "--tp", "1"))
-        for planned in ("view", "plan", "sample"):
+        for planned in ("plan", "sample"):
             self.assertIn("unknown command", self.one_line(2, planned))
         self.one_line(2)
         self.one_line(2, "bench")

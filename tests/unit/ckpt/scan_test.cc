@@ -72,15 +72,30 @@ TEST_F(ScanTest, EachStatusWithItsReasonNewestFirst) {
 }
 
 TEST_F(ScanTest, DeepFindsWhatTheStructureDoesNotShow) {
-  const std::string path = save(1);
+  const std::string path = save(2);
+  for (const std::uint64_t step : {1, 3}) save(step);
   const FileRecord file = Checkpoint::open(env_, path).manifest().files[1];
   OpenFiles files(env_);
   const ShardReader shard(files, path, file);
-  flip_bit(path + "/" + file.name, shard.table()[0].address);
-  EXPECT_EQ(scan(env_, checkpoints_)[0].status, Status::valid);
-  const auto deep = scan(env_, checkpoints_, true);
-  EXPECT_EQ(deep[0].status, Status::damaged);
-  EXPECT_THAT(deep[0].reason, HasSubstr("rank-00001.h5"));
+  for (const std::size_t chunk : {0, 1}) flip_bit(path + "/" + file.name, shard.table()[chunk].address);
+  for (const ScanEntry& entry : scan(env_, checkpoints_)) EXPECT_EQ(entry.status, Status::valid);
+  for (const int threads : {1, 3, 7}) {
+    std::uint64_t last = 0, all = 0;
+    const auto deep = deep_scan(env_, checkpoints_, threads, [&](std::uint64_t done, std::uint64_t of) {
+      EXPECT_LE(last, done);
+      EXPECT_LE(done, of);
+      last = done;
+      all = of;
+    });
+    ASSERT_EQ(deep.size(), 3u);
+    EXPECT_EQ(last, all) << "threads " << threads;
+    EXPECT_EQ(all, deep[0].stored_bytes + deep[1].stored_bytes + deep[2].stored_bytes);
+    EXPECT_EQ(deep[0].status, Status::valid) << deep[0].reason;
+    EXPECT_EQ(deep[1].status, Status::damaged);
+    EXPECT_EQ(deep[2].status, Status::valid) << deep[2].reason;
+    EXPECT_THAT(deep[1].reason, HasSubstr("rank-00001.h5"));
+    EXPECT_THAT(deep[1].reason, HasSubstr("and 1 more"));
+  }
 }
 
 TEST_F(ScanTest, StepIsCheckedAgainstTheDirectory) {
