@@ -74,7 +74,8 @@ class Verifier {
   void done(std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     report_.bytes += bytes;
-    if (progress_) progress_(report_.bytes, std::max(all_bytes_, report_.bytes));
+    // How much there is, the manifest says.
+    if (progress_ && all_bytes_ > 0) progress_(report_.bytes, std::max(all_bytes_, report_.bytes));
   }
 
   std::optional<Commit> read_the_commit() {

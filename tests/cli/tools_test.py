@@ -159,8 +159,8 @@ class ToolsTestCase(RunTestCase):
         run_dir = self.trained("run", "t1")
         for arguments in (("verify", run_dir), ("list", run_dir, "--deep"), ("reshard", run_dir, self.dir / "out", "--layout", "d2")):
             command = shlex.join([str(BINARY), *map(str, arguments)])
-            shown = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60,
-                                   stdin=subprocess.DEVNULL).stdout
+            shown = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, timeout=60,
+                                   stdin=subprocess.DEVNULL).stdout.decode()
             self.assertRegex(shown, rf"\r{arguments[0]} \[#* *\] +\d+ % of .*\r\x1b\[K", arguments)
             self.assertFalse(shown.rstrip().endswith("\x1b[K"), shown)  # what is left is the answer
         self.assertEqual(self.ok("verify", run_dir).stderr, "")
