@@ -55,6 +55,8 @@ struct TensorSpec {
   bool decay = true;  // weight decay applies (matrices), or not (norms, biases)
 
   std::int64_t layer() const { return places.front(); }
+  /// Whether every tensor-parallel rank holds all of it.
+  bool replicated() const { return tp.dimension < 0; }
 };
 
 struct ModelSpec {

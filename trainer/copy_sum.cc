@@ -12,8 +12,7 @@ CopySum::CopySum(Parameters& parameters, Communicators& comms, bool sequence_par
     if (p.placed.stage_copies > 1) {
       tied.copies.push_back(&p);
     } else if (p.placed.copies > 1) {
-      const bool whole = p.spec->tp.dimension < 0;  // every rank of the axis has all of it
-      (whole ? tensor : kv).copies.push_back(&p);
+      (p.spec->replicated() ? tensor : kv).copies.push_back(&p);
     }
   }
   for (Group* group : {&tied, &kv, &tensor})

@@ -112,6 +112,7 @@ Parameters::Parameters(const reshard::ModelSpec& model, const reshard::Layout& l
   std::uint64_t at = 0;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = parameters_[i];
+    places_.emplace(std::pair(p.spec->role, p.spec->layer()), i);
     p.value = values_.floats() + *offsets[i];
     p.grad = grads_.floats() + *offsets[i];
     p.exp_avg = moments_.floats() + at;
@@ -122,10 +123,10 @@ Parameters::Parameters(const reshard::ModelSpec& model, const reshard::Layout& l
 }
 
 Parameter* Parameters::find(Role role, std::int64_t layer) {
-  for (Parameter& p : parameters_) {
-    if (p.spec->role != role) continue;
-    const bool in_layer = p.spec->layer() >= 0 && p.spec->layer() < model_.config.layers;
-    if (!in_layer || p.spec->layer() == layer) return &p;
+  // The one tensor of its role outside of the layers, or the layer's.
+  for (const std::int64_t place : {std::int64_t{-1}, model_.config.layers, layer}) {
+    const auto found = places_.find({role, place});
+    if (found != places_.end()) return &parameters_[found->second];
   }
   return nullptr;
 }

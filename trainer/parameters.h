@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ckpt/source.h"
@@ -69,6 +71,8 @@ class Parameters {
   int rank_;
   kernels::Memory values_, grads_, moments_;
   std::vector<Parameter> parameters_;
+  std::map<std::pair<reshard::Role, std::int64_t>, std::size_t>
+      places_;  // by role and first place in the model
 };
 
 }  // namespace shardwright::trainer

@@ -145,6 +145,7 @@ void TrainingLoop::evaluate() {
 }
 
 void TrainingLoop::save(bool must) {
+  check_finite();
   const Config& config = parts_.config;
   ckpt::Description description;
   description.training = to_json(state_);
@@ -152,6 +153,31 @@ void TrainingLoop::save(bool must) {
   description.config = to_json(config);
   description.layout = reshard::to_json(parts_.parameters.layout(), parts_.parameters.model());
   parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), std::move(description), must);
+}
+
+void TrainingLoop::check_finite() {
+  // A finite loss and norm do not make a finite update: the learning rate may be absurd.
+  kernels::Stream stream(kernels::DeviceKind::cpu);
+  std::string tensor;
+  for (const Parameter& p : parts_.parameters.all()) {
+    const ckpt::Box& box = p.placed.writes;
+    const auto count = static_cast<std::int64_t>(box.elements());
+    const std::uint64_t moments = row_offset(p.optimizer_box, box);
+    for (const float* values :
+         {p.value + row_offset(p.placed.holds, box), p.exp_avg + moments, p.exp_avg_sq + moments})
+      if (!kernels::all_finite(stream, values, count)) tensor = p.spec->name;
+  }
+  std::int64_t bad = tensor.empty() ? 0 : 1;
+  parts_.comms.world->all_reduce_max(std::span(&bad, 1));
+  if (bad == 0) return;
+  for (const std::string& name : parts_.comms.world->all_gather(tensor)) {
+    if (!name.empty())
+      stop_for(
+          Error(ErrorCode::nonfinite,
+                fmt::format("step {}: {} has a value that is not finite, so there is no checkpoint of it; "
+                            "finite ones (a lower learning rate)",
+                            state_.step, name)));
+  }
 }
 
 void TrainingLoop::stop_for(const Error& error) {

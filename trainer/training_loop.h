@@ -53,6 +53,8 @@ class TrainingLoop {
   void say(const StepRecord& record, bool always);
   void evaluate();
   void save(bool must);
+  /// Stops the run, all ranks together, if an element that is about to be saved is not finite.
+  void check_finite();
   [[noreturn]] void stop_for(const Error& error);
 
   LoopParts parts_;

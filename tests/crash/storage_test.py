@@ -191,6 +191,14 @@ class StorageTestCase(RunTestCase):
         self.assertEqual(self.events(self.dir / "run", "rank_lost")[0]["cause"] if self.events(self.dir / "run", "rank_lost")
                          else "nonfinite", "nonfinite")
 
+    def test_B52_ValuesThatAreNotFiniteAreNotSaved(self):
+        """The loss and norm of a step may be finite and its update not: there is no checkpoint of that."""
+        config = self.tiny(optim={"lr": 1e300, "warmup_steps": 0, "clip": 0, "schedule": "constant"},
+                           checkpoint={"every": 1})
+        result = self.train(config, "d2", "--stop-after", "1", status=1)
+        self.assertRegex(result.stderr, "error: step 1: model.* has a value that is not finite")
+        self.assertEqual(self.ok("list", self.dir / "run", "--json").json()["checkpoints"], [])
+
     def test_B90_B103_AttemptsAreNotNow(self):
         """A reader that meets a save in work, or a leftover, says so with its own status."""
         config = self.tiny()

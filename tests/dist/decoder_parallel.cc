@@ -106,7 +106,7 @@ class Check {
     }
   }
   static bool is_tied(const Parameter& p) { return p.placed.stage_copies > 1; }
-  static bool is_replicated(const Parameter& p) { return p.spec->tp.dimension < 0; }
+  static bool is_replicated(const Parameter& p) { return p.spec->replicated(); }
   static bool is_kv(const Parameter& p) { return p.placed.copies > 1 && !is_tied(p) && !is_replicated(p); }
 
   reshard::Layout layout_;

