@@ -85,6 +85,9 @@ int diff(const Arguments& arguments) {
   flags.number("--rtol", "Y", 0, rtol, "see --atol");
   flags.flag("--state", state, "step, samples and the rest of the training state must be equal too");
   flags.flag("--json", json, "print JSON");
+  flags.footer(
+      "What the manifests decide is decided from them: values are read only where fingerprints differ. "
+      "`shardwright verify` tells whether the files still hold what their manifest says.");
   if (!flags.parse(arguments)) return 0;
 
   ckpt::Env& env = ckpt::posix_env();

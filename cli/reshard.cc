@@ -69,8 +69,14 @@ std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
 }
 
 /// A name under which the checkpoint would be taken for something else: another step, or what a start
-/// removes.
-void check_name(const std::string& target, std::uint64_t step) {
+/// removes; or a place in a checkpoint.
+void check_name(ckpt::Env& env, const std::string& target, std::uint64_t step) {
+  const std::string parent = ckpt::parent_path(target);
+  if (env.exists(parent + "/COMMIT"))
+    throw Error(ErrorCode::usage,
+                fmt::format("{}: is inside the checkpoint {}, where nothing else belongs; a place outside it",
+                            target, parent),
+                target);
   const auto name = ckpt::parse_checkpoint_name(ckpt::base_name(target));
   if (ckpt::is_attempt(target) || (name && name->state != ckpt::NameState::committed))
     throw Error(
@@ -118,7 +124,7 @@ int reshard(const Arguments& arguments) {
   options.source = ckpt::resolve_checkpoint(env, source);
   options.target = target;
   const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, options.source);
-  check_name(options.target, checkpoint.commit().step);
+  check_name(env, options.target, checkpoint.commit().step);
   options.layout = layout.apply(checkpoint.manifest());
   if (max_memory) options.max_memory_bytes = *max_memory;
   if (jobs) options.jobs = static_cast<int>(std::min<std::int64_t>(*jobs, 1 << 16));

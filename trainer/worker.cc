@@ -191,7 +191,8 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
     return exit_status(ErrorCode::preempted);
   }
   if (!identity.supervised) log.event("done");
-  log.line(fmt::format("done at step {}  loss {:.4f}", loop.state().step, loop.state().loss.value_or(0)));
+  log.line(fmt::format("done at step {} of {}  loss {:.4f}", loop.state().step, config.train.steps,
+                       loop.state().loss.value_or(0)));
   return 0;
 }
 

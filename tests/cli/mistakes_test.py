@@ -187,6 +187,11 @@ class MistakesTestCase(RunTestCase):
         line = self.one_line(2, "reshard", self.dir / "run", self.dir / "there", "--layout", "d2")
         self.assertIn(str(self.dir / "there"), line)
         self.assertEqual(list((self.dir / "there").iterdir()), [])
+        other = self.dir / "other"
+        self.ok("reshard", self.dir / "run", other, "--layout", "d2")
+        line = self.one_line(2, "reshard", self.dir / "run", other / "inside", "--layout", "d3")
+        self.assertIn(f"is inside the checkpoint {other}", line)
+        self.verified(other)
 
     def test_FlagsAndCommands(self):
         self.assertEqual(self.one_line(2, "inspct", "x"), "inspct: unknown command; the nearest known one is inspect")
