@@ -1,12 +1,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <numeric>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ckpt/box_index.h"
 #include "ckpt/checkpoint.h"
+#include "ckpt/commit.h"
 #include "tests/tools/sample_checkpoint.h"
 #include "tests/tools/temp_dir.h"
 
@@ -36,6 +42,45 @@ TEST_F(LoadTest, B102_AnyNumberOfWritersToAnyNumberOfReaders) {
     for (int readers : {1, 2, 3, 7})
       for (std::size_t cut : {0u, 1u})
         expect_sample(checkpoint, static_cast<std::uint64_t>(writers), readers, cut, readers);
+  }
+}
+
+// The same bytes as two types: every 16-bit pattern, NaNs with payloads, subnormals and both zeros among
+// them.
+TEST_F(LoadTest, B48_SixteenBitFloatsKeepTheirTypeAndEachBit) {
+  std::vector<std::uint16_t> patterns(1u << 16);
+  std::iota(patterns.begin(), patterns.end(), std::uint16_t{0});
+  const Dims shape{patterns.size()};
+  const auto item = [&](const char* tensor, DType dtype, const Box& box) {
+    return SaveItem{tensor,
+                    "param",
+                    dtype,
+                    shape,
+                    box,
+                    {1000},
+                    std::make_shared<HostSource>(patterns.data() + box.offset[0], box, 2)};
+  };
+  SampleSave save;
+  save.writers = 3;
+  const CommitJob job = sample_job(checkpoints_, save);
+  env_.create_dirs(job.attempt_dir);
+  for (int rank = 0; rank < save.writers; ++rank) {
+    const Box box{{static_cast<std::uint64_t>(rank) * 20000}, {rank == 2 ? 25536u : 20000u}};
+    const std::vector<SaveItem> items{item("brain", DType::bf16, box), item("half", DType::f16, box)};
+    publish_part(
+        env_, job.attempt_dir,
+        write_shard(env_, job.attempt_dir, job.commit.attempt, rank, job.commit.step, items, {}, nullptr));
+  }
+  commit_attempt(env_, job);
+  const Checkpoint checkpoint = Checkpoint::open(env_, job.final_dir);
+  for (const auto& [tensor, dtype] : {std::pair{"brain", DType::bf16}, std::pair{"half", DType::f16}}) {
+    std::vector<std::uint16_t> loaded(patterns.size());
+    LoadItem wanted{tensor, "param",           dtype,
+                    shape,  Box::whole(shape), reinterpret_cast<std::byte*>(loaded.data())};
+    checkpoint.load({&wanted, 1}, {});
+    EXPECT_TRUE(loaded == patterns) << tensor;
+    wanted.dtype = dtype == DType::bf16 ? DType::f16 : DType::bf16;
+    EXPECT_EQ(error_of([&] { checkpoint.load({&wanted, 1}, {}); }).code(), ErrorCode::mismatch);
   }
 }
 
