@@ -36,22 +36,25 @@ class MemoryTestCase(RunTestCase):
             self.assertIsNone(started.process.poll(), started._text())
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.2)
-        time.sleep(2)  # what follows the load is small, but it is to be counted
-        peaks = [int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
-                 for pid in started.workers().values()]
+        before, peaks = None, []
+        while before is None or peaks != before:  # until nothing is added any more
+            before = peaks
+            time.sleep(3)
+            peaks = [int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024
+                     for pid in started.workers().values()]
         started.end()
         return peaks
 
     def test_B132_ARankLoadsWhatItHolds(self):  # long
-        """50 M parameters, eight ranks, ZeRO 1: values and gradients, an eighth (sixth) of the moments, and 200 MiB for all else.
-        The moments of all ranks would be 350 MB more. Measured when this was written: 126 and 132 MB above what is held."""
+        """50 M parameters, eight ranks, ZeRO 1: values, gradients and the buffer in which they are reduced, an eighth (sixth) of
+        the moments and of the reduced gradients, and 200 MiB for all else. The moments of all ranks would be 350 MB more."""
         what = model(16, 512, 512)
         checkpoint, parameters = self.filled("d8z1", what, "d8z1")
         self.assertGreater(parameters, 50e6)
         for dp in (8, 6):
             peaks = self.peaks(checkpoint, what, f"d{dp}z1")
             self.assertEqual(len(peaks), dp)
-            held = FLOAT * parameters * (2 + 2 / dp)
+            held = FLOAT * parameters * (3 + 3 / dp)
             shard = FLOAT * parameters * (1 + 2 / dp)
             print(f"d{dp}z1: peak {max(peaks) / 1e6:.0f} MB, held {held / 1e6:.0f} MB")
             self.assertLess(max(peaks), held + 200 * MIB)
