@@ -4,14 +4,17 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "ckpt/error.h"
 #include "tests/tools/temp_dir.h"
+#include "trainer/training_state.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -40,6 +43,20 @@ TEST(JsonNumber, ParsesBackToTheSameValue) {
   EXPECT_EQ(json_number(std::numeric_limits<double>::quiet_NaN()), "\"NaN\"");
   EXPECT_EQ(json_number(std::numeric_limits<double>::infinity()), "\"Infinity\"");
   EXPECT_EQ(json_number(-std::numeric_limits<double>::infinity()), "\"-Infinity\"");
+}
+
+TEST(TrainingStateJson, B53_ALossThatIsNotFiniteSurvivesAsText) {
+  for (const double loss :
+       {std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::infinity(), 1.0 / 3}) {
+    TrainingState state;
+    state.loss = loss;
+    const std::string text = to_json(state);
+    const std::optional<double> back = parse_training_json(text).loss;
+    ASSERT_TRUE(back.has_value()) << text;
+    EXPECT_TRUE(*back == loss || (std::isnan(*back) && std::isnan(loss))) << text;
+    EXPECT_EQ(json::parse(text)["loss"].is_number(), std::isfinite(loss)) << text;
+  }
+  EXPECT_FALSE(parse_training_json(to_json(TrainingState{})).loss.has_value());
 }
 
 TEST_F(RecordFiles, StepHasTheFieldsOfTheContract) {
