@@ -25,8 +25,8 @@ std::vector<std::string> choices(const FlagHelp& flag) {
   for (std::size_t at = 0; at <= flag.value.size();) {
     const std::size_t end = std::min(flag.value.find('|', at), flag.value.size());
     const std::string word = flag.value.substr(at, end - at);
-    if (word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == std::string::npos)
-      words.push_back(word);  // no placeholder
+    // Capitals name what is to be given (auto|must|PATH) and are not the word itself.
+    if (word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") == std::string::npos) words.push_back(word);
     at = end + 1;
   }
   return words;

@@ -90,7 +90,8 @@ TEST_F(ViewTest, TheTreeMayBeMovedAndHaveAnyName) {
 TEST_F(ViewTest, WithNothingInCommonTheCheckpointIsNamedAbsolutely) {
   const std::string path = save(3);
   const std::string other = fmt::format("/dev/shm/shardwright-view-{}.h5", ::getpid());
-  if (!env_.is_dir("/dev/shm") || dir_.path().starts_with("/dev/")) GTEST_SKIP() << "no two trees";
+  if (!env_.is_dir("/dev/shm") || dir_.path().starts_with("/dev/"))
+    GTEST_SKIP() << "no second tree: the temporary directory and /dev/shm must share nothing but /";
   EXPECT_EQ(write_view(env_, path, other).source, fs::canonical(path).string());
   expect_every_value(other);
   fs::remove(other);
