@@ -1,39 +1,24 @@
 """Labelled checkpoints of every layout family: each value tells where it belongs, and a check that shares no code with
 placement, plans or the loader finds each one there after any change of layout."""
-import subprocess
+import os
 import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import BUILD, RunTestCase, main  # noqa: E402
-
-TOOL = BUILD / "bin" / "label_fill"
-# The models of the bug cases.
-G1 = "arch=gpt2,layers=4,hidden=64,heads=4,ffn=256,vocab=97,seq_len=32"
-L1 = "arch=llama,layers=6,hidden=96,heads=12,kv_heads=4,ffn=176,vocab=203,seq_len=32,tie_embeddings=false"
-L2 = "arch=llama,layers=4,hidden=64,heads=8,kv_heads=2,ffn=96,vocab=64,seq_len=32,tie_embeddings=false"
-U1 = "arch=llama,layers=7,hidden=40,heads=5,kv_heads=5,ffn=105,vocab=131,seq_len=32,tie_embeddings=false"
-T1 = "arch=llama,layers=2,hidden=12,heads=3,kv_heads=3,ffn=21,vocab=33,seq_len=32,tie_embeddings=false"
+from run_harness import G1, L1, L2, T1, U1, RunTestCase, main  # noqa: E402
 
 
 class LabelLayoutsTestCase(RunTestCase):
-    def filled(self, model, layout, name, *more):
-        path = self.dir / name
-        subprocess.run([TOOL, path, "--model", model, "--layout", layout, *more], check=True, timeout=60)
-        return path
-
     def resharded(self, source, layout, name, *more):
         """Resharded and checked, value by value."""
-        target = self.dir / name
-        report = self.ok("reshard", source, target, "--layout", layout, *more, "--json").json()
-        self.assertTrue(report["proof"]["ok"], report)
-        subprocess.run([TOOL, "--check", target], check=True, timeout=60)
+        target = self.reshard(source, layout, name, *more)
+        self.labels_are_right(target)
         return target
 
     def chain(self, model, layouts):
         """From each layout to the next; the last is the first again, with the same boxes in the same files."""
-        first = at = self.filled(model, layouts[0], "from")
+        first = at = self.labelled(model, layouts[0], "from")
         for i, layout in enumerate([*layouts[1:], layouts[0]]):
             at = self.resharded(at, layout, f"hop{i}-{layout}")
         self.assertEqual(self.boxes(first), self.boxes(at))
@@ -67,7 +52,7 @@ class LabelLayoutsTestCase(RunTestCase):
         return total
 
     def test_B01_OneKvHeadOnEveryRank(self):
-        model = L2.replace("kv_heads=2", "kv_heads=1")
+        model = dict(L2, kv_heads=1)
         self.chain(model, ["t1", "t4", "t2", "t8"])
         for name in ("k_proj", "v_proj"):
             self.assertEqual(self.elements(self.dir / "hop0-t4", f"model.layers.3.self_attn.{name}.weight"), 8 * 64)
@@ -77,12 +62,12 @@ class LabelLayoutsTestCase(RunTestCase):
         self.chain_of_groups()
 
     def chain_of_groups(self):
-        source = self.filled(L1, "t12z0", "groups")
+        source = self.labelled(L1, "t12z0", "groups")
         for layout in ("t4d3", "t2p2d2z1", "t1"):
             self.resharded(source, layout, f"groups-{layout}")
 
     def test_B03_RefusedWithWhatWouldDo(self):
-        source = self.filled(L1, "t2", "l1")
+        source = self.labelled(L1, "t2", "l1")
         result = self.fails(2, "reshard", source, self.dir / "no", "--layout", "t6d2")
         self.assertEqual(result.stderr, "shardwright: error: layout t6p1d2z0: tp 6: and the 4 KV heads do not divide each "
                          "other; possible with 12 heads and 4 KV heads: 1, 2, 4, 12; nearest legal layouts of 12 ranks: "
@@ -93,12 +78,12 @@ class LabelLayoutsTestCase(RunTestCase):
         self.chain(L1, ["t4p2", "t1", "t2p3", "t4d3z1"])
 
     def test_B06_PiecesOfDataParallelRanks(self):
-        source = self.filled(L1, "d8z3", "d8z3")
+        source = self.labelled(L1, "d8z3", "d8z3")
         for layout in ("d1", "d2z3", "d3z1", "d4z2", "d6z3"):
             self.resharded(source, layout, layout)
 
     def test_B07_RowsOfEachPackedPart(self):
-        source = self.filled(L1, "t1", "t1")
+        source = self.labelled(L1, "t1", "t1")
         for tp in (2, 4):
             target = self.resharded(source, f"t{tp}", f"t{tp}")
             rows = {}
@@ -117,7 +102,7 @@ class LabelLayoutsTestCase(RunTestCase):
                 self.chain(G1, [f"p1z{zero}", f"p2z{zero}", f"p4z{zero}", f"p2d2z{zero}"])
 
     def test_B15_TheTiedPairIsOneState(self):
-        source = self.filled(G1, "t4d2z1", "from")
+        source = self.labelled(G1, "t4d2z1", "from")
         target = self.resharded(source, "t2p2d2z1", "to")
         names = [t["name"] for t in self.ok("inspect", target, "--tensors", "--json").json()["tensors"]]
         self.assertNotIn("lm_head.weight", names)
@@ -126,7 +111,7 @@ class LabelLayoutsTestCase(RunTestCase):
             self.assertEqual(self.elements(target, "model.embed_tokens.weight", kind), 97 * 64)
 
     def test_B17_SevenLayersInAnyStages(self):
-        source = self.filled(U1, "p1", "p1")
+        source = self.labelled(U1, "p1", "p1")
         for layout in ("p2", "p3", "p4", "p7", "t5p2d3z1"):
             target = self.resharded(source, layout, layout)
             layers = list(self.layers(target).values())
@@ -136,21 +121,33 @@ class LabelLayoutsTestCase(RunTestCase):
         self.resharded(uneven, "t5p1d2z1", "even")
 
     def test_B19_VirtualStages(self):
-        self.chain(L2.replace("layers=4", "layers=8"), ["p2", "p2v2", "p4", "p2v4", "t2p2v2d2z1"])
+        self.chain(dict(L2, layers=8), ["p2", "p2v2", "p4", "p2v4", "t2p2v2d2z1"])
         self.assertEqual(list(self.layers(self.dir / "hop0-p2v2").values()), [{0, 1, 4, 5}, {2, 3, 6, 7}])
 
     def test_B20_NamesAreGlobal(self):
-        source = self.filled(L2, "d2z3", "from")
+        source = self.labelled(L2, "d2z3", "from")
         target = self.resharded(source, "p2z3", "to")
         self.assertEqual(list(self.layers(target).values()), [{0, 1}, {2, 3}])
         self.resharded(target, "d2z3", "back")
         self.assertEqual(self.boxes(source), self.boxes(self.dir / "back"))
 
+    def test_B27_AnyRemainderAndNoMissingElement(self):
+        """Element counts of all five remainders over five ranks; then a shard that is four bytes short."""
+        for vocab in range(33, 38):
+            with self.subTest(vocab=vocab):
+                source = self.labelled(dict(T1, vocab=vocab), "d5z2", f"v{vocab}")
+                self.resharded(source, "t1", f"whole{vocab}")
+        shard = source / "rank-00003.h5"
+        os.truncate(shard, shard.stat().st_size - 4)
+        result = self.fails(1, "reshard", source, self.dir / "no", "--layout", "t1")
+        self.assertIn(str(shard), result.stderr)
+        self.assertFalse((self.dir / "no").exists())
+
     def test_B30_MoreRanksThanRowsOfAnything(self):
         self.chain(T1, ["d16z3", "t3d5z2", "d1", "t3p2d3z1", "d24z1"])
 
     def test_RankOrders(self):
-        source = self.filled(L1, "t2p2d3z1", "from", "--rank-order", "pdt")
+        source = self.labelled(L1, "t2p2d3z1", "from", "--rank-order", "pdt")
         self.assertEqual(self.layers(source)["rank-00001.h5"], {3, 4, 5})
         self.resharded(source, "t2p2d3z1", "usual")
         same = self.resharded(source, "t2p2d3z1", "same", "--rank-order", "pdt")
@@ -161,7 +158,7 @@ class LabelLayoutsTestCase(RunTestCase):
         self.fails(2, "reshard", source, self.dir / "no", "--rank-order", "tdd")
 
     def test_UnevenStagesOfMixedLayouts(self):
-        source = self.filled(L1, "t4p3d2z1", "from", "--stages", "3,1,2")
+        source = self.labelled(L1, "t4p3d2z1", "from", "--stages", "3,1,2")
         self.resharded(source, "t2p2d2z0v2", "a", "--stages", "1,2,2,1")
         self.resharded(self.dir / "a", "t12", "b")
 
@@ -193,7 +190,7 @@ class LabelLayoutsTestCase(RunTestCase):
                  (L2, "t4p2d2z1", "t1")]
         for i, (model, before, after) in enumerate(cases):
             with self.subTest(before=before, after=after):
-                source = self.filled(model, before, f"from{i}")
+                source = self.labelled(model, before, f"from{i}")
                 target = self.resharded(source, after, f"to{i}")
                 svg = self.dir / f"{i}.svg"
                 self.ok("inspect", source, "--draw", svg, "--layout", after)
@@ -207,7 +204,7 @@ class LabelLayoutsTestCase(RunTestCase):
                     self.assertTrue(any(t.startswith(word) for t in texts), word)
 
     def test_DrawOneTensor(self):
-        source = self.filled(G1, "t2p2d2", "a <b> & \"c\"")
+        source = self.labelled(G1, "t2p2d2", "a <b> & \"c\"")
         svg = self.dir / "one.svg"
         name = "model.layers.3.mlp.down_proj.bias"
         svg.write_text("an older picture")
@@ -220,7 +217,7 @@ class LabelLayoutsTestCase(RunTestCase):
         self.assertEqual([p.name for p in self.dir.iterdir() if "svg" in p.name], ["one.svg"])
 
     def test_DrawRefusals(self):
-        source = self.filled(L2, "t2", "from")
+        source = self.labelled(L2, "t2", "from")
         for args, words in ((["--draw", self.dir], "is no file"), (["--draw", "/dev/null"], "is no file"),
                             (["--draw", self.dir / "no" / "x.svg"], "directory does not exist"),
                             (["--draw", ""], "the name is empty"),

@@ -19,6 +19,7 @@
 
 #include "ckpt/digest.h"
 #include "ckpt/fingerprint.h"
+#include "tests/tools/bug_case_models.h"
 #include "tests/tools/temp_dir.h"
 #include "trainer/communicator.h"
 #include "trainer/optimizer.h"
@@ -34,31 +35,12 @@ constexpr double kTolerance = 1e-5;
 // In the sample, one configuration of this many; a prime, so that it meets all values of each axis.
 constexpr std::size_t kSampled = 17;
 
-/// The models of the bug cases; G1 with dropout too.
+/// The models of the bug cases; G1 with dropout and L2 with tied embeddings too.
 std::optional<reshard::ModelConfig> model_config(const std::string& name) {
-  const auto make = [](const char* arch, std::int64_t layers, std::int64_t hidden, std::int64_t heads,
-                       std::int64_t kv_heads, std::int64_t ffn, std::int64_t vocab) {
-    reshard::ModelConfig c;
-    c.arch = arch;
-    c.layers = layers;
-    c.hidden = hidden;
-    c.heads = heads;
-    c.kv_heads = kv_heads;
-    c.ffn = ffn;
-    c.vocab = vocab;
-    c.seq_len = 32;
-    c.tie_embeddings = c.arch == "gpt2";
-    return c;
-  };
   std::map<std::string, reshard::ModelConfig> models{
-      {"G1", make("gpt2", 4, 64, 4, 4, 256, 97)}, {"L1", make("llama", 6, 96, 12, 4, 176, 203)},
-      {"L2", make("llama", 4, 64, 8, 2, 96, 64)}, {"U1", make("llama", 7, 40, 5, 5, 105, 131)},
-      {"T1", make("llama", 2, 12, 3, 3, 21, 33)},
-  };
-  models["G1dropout"] = models["G1"];
+      {"G1", g1_model()},           {"G1dropout", g1_model()}, {"L1", l1_model()}, {"L2", l2_model()},
+      {"L2tied", tied(l2_model())}, {"U1", u1_model()},        {"T1", t1_model()}};
   models["G1dropout"].dropout = 0.1;
-  models["L2tied"] = models["L2"];
-  models["L2tied"].tie_embeddings = true;
   const auto found = models.find(name);
   if (found == models.end()) return std::nullopt;
   return found->second;

@@ -1,12 +1,11 @@
 """What a resume and a reshard hold in memory, on models big enough to tell."""
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import BUILD, RunTestCase, layout_sets, main  # noqa: E402
+from run_harness import RunTestCase, layout_sets, main  # noqa: E402
 
 MIB = 1 << 20
 FLOAT = 4
@@ -19,10 +18,7 @@ def model(layers, hidden, vocab):
 class MemoryTestCase(RunTestCase):
     def filled(self, name, what, layout):
         """A labelled checkpoint, and its number of parameters."""
-        path = self.dir / name
-        text = ",".join(f"{k}={'true' if v is True else v}" for k, v in what.items())
-        subprocess.run([BUILD / "bin" / "label_fill", path, "--model", text, "--layout", layout, "--step", "1"], check=True,
-                       timeout=600)
+        path = self.labelled(what, layout, name, "--step", "1", timeout=600)
         return path, self.ok("inspect", path, "--json").json()["parameters"]
 
     def peaks(self, checkpoint, what, layout):

@@ -227,20 +227,21 @@ class RunTestCase(unittest.TestCase):
         self.assert_losses({s: loss for s, loss in expected.items() if s <= max(found)}, found, relative, f"{name} {layout}")
         return run
 
-    def reshard(self, source, layout, target=None):
+    def reshard(self, source, layout, target=None, *more):
         """Reshards to a layout such as "p4 stages=1,2,2,2" and returns the target, by default <dir>/<slug of the layout>."""
         target = self.dir / (target or slug(layout))
         letters, *words = layout.split()
         stages = [word.split("=")[1] for word in words if word.startswith("stages=")]
-        report = self.ok("reshard", source, target, "--layout", letters, *(["--stages", *stages] if stages else []), "--json").json()
+        report = self.ok("reshard", source, target, "--layout", letters, *(["--stages", *stages] if stages else []), *more,
+                         "--json").json()
         self.assertTrue(report["proof"]["ok"], report)
         return target
 
-    def labelled(self, model, layout, name="labels"):
-        """A checkpoint <dir>/<name> in which each value tells where it belongs."""
+    def labelled(self, model, layout, name="labels", *more, timeout=60):
+        """A checkpoint <dir>/<name> in which each value tells where it belongs; `more`: options of label_fill."""
         path = self.dir / name
         keys = ",".join(f"{k}={str(v).lower()}" for k, v in model.items())
-        subprocess.run([LABEL_FILL, path, "--model", keys, "--layout", layout], check=True, timeout=60)
+        subprocess.run([LABEL_FILL, path, "--model", keys, "--layout", layout, *more], check=True, timeout=timeout)
         return path
 
     def labels_are_right(self, checkpoint):

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ckpt/error.h"
+#include "tests/tools/bug_case_models.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -19,17 +20,7 @@ std::size_t count(const std::string& text, const std::string& what) {
   return n;
 }
 
-ModelSpec l2() {
-  return build_model({.arch = "llama",
-                      .layers = 4,
-                      .hidden = 64,
-                      .heads = 8,
-                      .kv_heads = 2,
-                      .ffn = 96,
-                      .vocab = 64,
-                      .seq_len = 32,
-                      .tie_embeddings = true});
-}
+ModelSpec l2() { return build_model(tied(l2_model())); }
 
 TEST(Draw, SidesListHoldersAndWriters) {
   const ModelSpec model = l2();

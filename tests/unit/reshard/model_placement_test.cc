@@ -6,6 +6,7 @@
 
 #include "reshard/placement.h"
 #include "reshard/plan.h"
+#include "tests/tools/bug_case_models.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -13,25 +14,11 @@ namespace {
 using ckpt::Box;
 using ::testing::ElementsAre;
 
-ModelSpec llama(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t kv_heads,
-                std::int64_t ffn, std::int64_t vocab, bool tied = false) {
-  return build_model({.arch = "llama",
-                      .layers = layers,
-                      .hidden = hidden,
-                      .heads = heads,
-                      .kv_heads = kv_heads,
-                      .ffn = ffn,
-                      .vocab = vocab,
-                      .seq_len = 32,
-                      .tie_embeddings = tied});
-}
-ModelSpec l1() { return llama(6, 96, 12, 4, 176, 203); }
-ModelSpec l2() { return llama(4, 64, 8, 2, 96, 64); }
-ModelSpec u1() { return llama(7, 40, 5, 5, 105, 131); }
-ModelSpec t1() { return llama(2, 12, 3, 3, 21, 33); }
-ModelSpec g1() {
-  return build_model({.layers = 4, .hidden = 64, .heads = 4, .ffn = 256, .vocab = 97, .seq_len = 32});
-}
+ModelSpec l1() { return build_model(l1_model()); }
+ModelSpec l2() { return build_model(l2_model()); }
+ModelSpec u1() { return build_model(u1_model()); }
+ModelSpec t1() { return build_model(t1_model()); }
+ModelSpec g1() { return build_model(g1_model()); }
 
 Placed placed(const ModelSpec& model, const Layout& layout, int rank, const std::string& name) {
   for (const Placed& p : placement(model, layout, rank)) {
@@ -113,7 +100,7 @@ TEST(ModelPlacement, B01_KvGroupsHaveOneWriterEach) {
   EXPECT_THAT(writers(m, parse_layout("t4"), kLayer0 + "self_attn.v_proj.weight"), ElementsAre(1, 3));
   EXPECT_THAT(writers(m, parse_layout("t4"), kLayer0 + "input_layernorm.weight"), ElementsAre(1));
   // One KV head for all: 8 rows, on every rank, written once.
-  const ModelSpec one = llama(4, 64, 8, 1, 96, 64);
+  const ModelSpec one = build_model(llama_model(4, 64, 8, 1, 96, 64));
   for (const char* layout : {"t1", "t2", "t4", "t8"}) {
     const Layout l = parse_layout(layout);
     for (int rank = 0; rank < l.ranks(); ++rank) {
@@ -209,7 +196,7 @@ TEST(ModelPlacement, B17_SevenLayersOverAnyStages) {
 }
 
 TEST(ModelPlacement, B19_VirtualStages) {
-  const ModelSpec m = llama(8, 64, 8, 2, 96, 64);
+  const ModelSpec m = build_model(llama_model(8, 64, 8, 2, 96, 64));
   EXPECT_THAT(layers_of(m, parse_layout("p2v2"), 0), ElementsAre(-1, 0, 1, 4, 5));
   EXPECT_THAT(layers_of(m, parse_layout("p2v2"), 1), ElementsAre(2, 3, 6, 7, 8));
   EXPECT_THAT(layers_of(m, parse_layout("p2v4"), 1), ElementsAre(1, 3, 5, 7, 8));

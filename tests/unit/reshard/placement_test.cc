@@ -6,6 +6,8 @@
 #include <chrono>
 #include <set>
 
+#include "tests/tools/bug_case_models.h"
+
 namespace shardwright::reshard {
 namespace {
 
@@ -228,15 +230,7 @@ TEST(Placement, B20_StagesHoldGlobalLayers) {
 }
 
 TEST(Placement, HoldersInTheOrderInWhichTheyWrite) {
-  const ModelSpec model = build_model({.arch = "llama",
-                                       .layers = 4,
-                                       .hidden = 64,
-                                       .heads = 8,
-                                       .kv_heads = 2,
-                                       .ffn = 96,
-                                       .vocab = 64,
-                                       .seq_len = 32,
-                                       .tie_embeddings = true});
+  const ModelSpec model = build_model(tied(l2_model()));
   const auto row = [&](const char* name) { return static_cast<std::uint32_t>(model.find(name)); };
   // rank = tp + 4 * (dp + 2 * pp)
   const Layout layout = parse_layout("t4p2d2");
