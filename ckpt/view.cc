@@ -22,9 +22,9 @@
 namespace shardwright::ckpt {
 
 const char* const kViewWarning =
-    "a view checks nothing: parts of a shard that is missing, was moved or cannot be opened read as NaN (0 "
-    "for "
-    "integers) without an error, and no digest is compared; `shardwright verify` checks the checkpoint";
+    "a view checks nothing: parts of a shard that is missing, was moved or cannot be opened read as NaN "
+    "(0 for integers) without an error, and no digest is compared; `shardwright verify` checks the "
+    "checkpoint";
 
 namespace {
 

@@ -66,14 +66,13 @@ double Pipeline::run(const std::vector<Instruction>& schedule, Run run, const Ob
   return tensor_.rank() == 0 ? run.loss : 0;
 }
 
-std::int64_t Pipeline::begin(int chunk, std::int64_t micro, const Source& source) {
+void Pipeline::begin(int chunk, std::int64_t micro, const Source& source) {
   DecoderStage& stage = stages_[static_cast<std::size_t>(chunk)];
   const std::int64_t buffer = micro % stage.buffers();
   Transfers& t = transfers_[static_cast<std::size_t>(chunk)][static_cast<std::size_t>(buffer)];
   finish(t.output);
   finish(t.input_gradient);
   stage.begin(buffer, source(micro));
-  return buffer;
 }
 
 void Pipeline::execute(const Instruction& instruction, Run& run) {

@@ -54,8 +54,8 @@ class Pipeline {
     double loss = 0;
   };
   void execute(const Instruction& instruction, Run& run);
-  /// The buffer of a micro-batch, ready for it.
-  std::int64_t begin(int chunk, std::int64_t micro, const Source& source);
+  /// Makes the buffer of a micro-batch ready for it.
+  void begin(int chunk, std::int64_t micro, const Source& source);
   double run(const std::vector<Instruction>& schedule, Run run, const Observer& observer);
 
   Communicator& pipeline_;
