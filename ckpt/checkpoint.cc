@@ -11,8 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "ckpt/box_index.h"
 #include "ckpt/checkpoint_name.h"
+#include "ckpt/commit.h"
 #include "ckpt/error.h"
+#include "ckpt/scan.h"
 
 namespace shardwright::ckpt {
 
@@ -40,6 +43,22 @@ struct Checkpoint::State {
   std::deque<Slot> shards;
 };
 
+namespace {
+
+/// What is opened by mistake for a checkpoint: a run, or its directory of checkpoints.
+void refuse_run(Env& env, const std::string& path) {
+  for (const std::string& directory : {path + "/checkpoints", path}) {
+    if (!env.is_dir(directory)) continue;
+    if (const auto newest = newest_valid(env, directory, nullptr))
+      throw Error(
+          ErrorCode::usage,
+          fmt::format("{}: holds checkpoints and is none; {} is the newest valid one", path, newest->path),
+          path);
+  }
+}
+
+}  // namespace
+
 Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
@@ -50,6 +69,7 @@ Checkpoint Checkpoint::open(Env& env, const std::string& path,
   if (is_attempt(path))
     throw Error(ErrorCode::busy, path + ": still being written, or left by a run that was interrupted", path);
   if (!env.exists(path)) throw Error(ErrorCode::missing, path + ": there is no such checkpoint", path);
+  if (!env.exists(path + "/COMMIT")) refuse_run(env, path);
   const Commit commit = read_commit(env, path);
   if (name && name->step != commit.step)
     throw Error(ErrorCode::damaged,
@@ -78,14 +98,31 @@ const Manifest& Checkpoint::manifest() const { return state_->manifest; }
 const BoxIndex& Checkpoint::index() const { return state_->index; }
 Env& Checkpoint::env() const { return state_->env; }
 
-std::optional<std::uint32_t> Checkpoint::find_state(const std::string& tensor,
-                                                    const std::string& kind) const {
-  const Manifest& m = state_->manifest;
+namespace {
+
+/// The row of a tensor; null if there is none.
+const TensorEntry* find_tensor(const Manifest& m, const std::string& tensor) {
   const auto t =
       std::lower_bound(m.tensors.begin(), m.tensors.end(), tensor,
                        [](const TensorEntry& entry, const std::string& n) { return entry.name < n; });
-  if (t == m.tensors.end() || t->name != tensor) return std::nullopt;
-  const auto key = std::pair(static_cast<std::uint32_t>(t - m.tensors.begin()), kind);
+  return t == m.tensors.end() || t->name != tensor ? nullptr : &*t;
+}
+
+}  // namespace
+
+const Dims& Checkpoint::shape(const std::string& tensor) const {
+  const TensorEntry* entry = find_tensor(state_->manifest, tensor);
+  if (entry == nullptr)
+    throw Error(ErrorCode::mismatch, fmt::format("{}: not in checkpoint {}", tensor, path()), path());
+  return entry->shape;
+}
+
+std::optional<std::uint32_t> Checkpoint::find_state(const std::string& tensor,
+                                                    const std::string& kind) const {
+  const Manifest& m = state_->manifest;
+  const TensorEntry* t = find_tensor(m, tensor);
+  if (t == nullptr) return std::nullopt;
+  const auto key = std::pair(static_cast<std::uint32_t>(t - m.tensors.data()), kind);
   const auto s =
       std::lower_bound(m.states.begin(), m.states.end(), key, [](const StateEntry& entry, const auto& k) {
         return std::tie(entry.tensor, entry.kind) < std::tie(k.first, k.second);

@@ -8,11 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "ckpt/box_index.h"
-#include "ckpt/commit.h"
+#include "ckpt/contents.h"
+#include "ckpt/env.h"
 #include "ckpt/error.h"
+#include "ckpt/source.h"
 
 namespace shardwright::ckpt {
+
+class BoxIndex;
+class ShardReader;
 
 struct LoadOptions {
   int threads = 1;
@@ -30,7 +34,8 @@ class Checkpoint {
  public:
   /// Reads COMMIT and manifest of a checkpoint directory. With `expected`, the COMMIT must carry that
   /// manifest digest (ranks open what rank 0 selected). Error(busy) for `.tmp-` paths, Error(incomplete |
-  /// damaged | future_version | missing).
+  /// damaged | future_version | missing); Error(usage) for a run, naming its newest valid checkpoint
+  /// (resolve_checkpoint() in scan.h takes either).
   static Checkpoint open(Env& env, const std::string& path,
                          const std::optional<ManifestDigest>& expected = {});
   Checkpoint(Checkpoint&&) noexcept;
@@ -47,6 +52,9 @@ class Checkpoint {
 
   /// Row of a state in manifest().states, if it is there.
   std::optional<std::uint32_t> find_state(const std::string& tensor, const std::string& kind) const;
+
+  /// Global shape of a tensor; Error(mismatch) if the checkpoint has none of that name.
+  const Dims& shape(const std::string& tensor) const;
 
   /// Fills all items: each stored chunk that is needed is read once (pread, hash, decode; in parallel) and
   /// scattered to all that need it. Every element of every item is filled, or an Error names the tensor, kind

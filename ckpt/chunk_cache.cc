@@ -5,8 +5,10 @@
 #include <cassert>
 #include <string>
 
+#include "ckpt/box_index.h"
 #include "ckpt/chunk_codec.h"
 #include "ckpt/error.h"
+#include "ckpt/shard.h"
 
 namespace shardwright::ckpt {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/limits.h"
 #include "ckpt/record_fields.h"
 
 namespace shardwright::ckpt {
@@ -38,8 +39,8 @@ Commit read_commit(Env& env, const std::string& directory) {
                 path + ": torn; a checkpoint without a whole COMMIT was never committed", path);
   const std::string text = open_record(contents, path);
   try {
-    const auto json = nlohmann::json::parse(text);
-    if (json.at("format").get<std::string>() != "shardwright")
+    const nlohmann::json json = parse_object(text);
+    if (text_field(json, "format") != "shardwright")
       throw Error(ErrorCode::damaged, path + ": names another format than shardwright", path);
     Commit commit;
     const std::uint64_t version = number_field(json, "version");
@@ -52,17 +53,20 @@ Commit read_commit(Env& env, const std::string& directory) {
     commit.version = static_cast<int>(version);
     commit.run = run_field(json);
     commit.generation = generation_field(json);
-    commit.attempt = json.at("attempt").get<std::string>();
+    commit.attempt = text_field(json, "attempt");
     commit.step = number_field(json, "step");
-    const auto& manifest = json.at("manifest");
-    commit.manifest.name = manifest.at("name").get<std::string>();
+    const nlohmann::json& manifest = field_of(json, "manifest");
+    commit.manifest.name = text_field(manifest, "name");
     commit.manifest.bytes = number_field(manifest, "bytes");
-    commit.manifest.xxh3_128 = parse_digest(manifest.at("xxh3_128").get<std::string>());
+    if (commit.manifest.bytes > kMaxManifestBytes)
+      throw Error(ErrorCode::damaged,
+                  fmt::format("{}: names a manifest of {} bytes; at most 1 GiB is right", path,
+                              commit.manifest.bytes),
+                  path);
+    commit.manifest.xxh3_128 = parse_digest(text_field(manifest, "xxh3_128"));
     if (commit.manifest.name != "manifest.h5")
       throw Error(ErrorCode::damaged, path + ": names another manifest than manifest.h5", path);
     return commit;
-  } catch (const nlohmann::json::exception& e) {
-    throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a COMMIT ({})", path, e.what()), path);
   } catch (const Error& e) {
     if (!e.path().empty()) throw;
     throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a COMMIT ({})", path, e.what()), path);
@@ -95,16 +99,6 @@ void write_commit(Env& env, const std::string& directory, const Commit& commit,
                 directory + ": another generation of this run took over; nothing is committed", directory);
   env.rename(temporary, path);
   env.sync_dir(directory);
-}
-
-void check_training_step(const std::string& path, const Commit& commit, const Manifest& manifest) {
-  const auto training = nlohmann::json::parse(manifest.description.training, nullptr, false);
-  if (!training.is_object() || !training.contains("step") || training["step"] == commit.step) return;
-  throw Error(ErrorCode::damaged,
-              fmt::format("{}/manifest.h5: its training state is of step {}; COMMIT says {}", path,
-                          training["step"].dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
-                          commit.step),
-              path + "/manifest.h5");
 }
 
 std::string step_dir_name(std::uint64_t step) { return fmt::format("step-{:010}", step); }

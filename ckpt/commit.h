@@ -13,18 +13,6 @@
 
 namespace shardwright::ckpt {
 
-/// What COMMIT says. The chain of digests starts here.
-struct Commit {
-  int version = 1;
-  std::string run;  // uuid of the run
-  std::uint64_t generation = 0;
-  std::string attempt;
-  std::uint64_t step = 0;
-  ManifestDigest manifest;
-};
-
-inline constexpr int kFormatVersion = 1;
-
 /// Reads `directory`/COMMIT. Error(incomplete) if there is none or it is torn, Error(damaged) if its digest
 /// is wrong, Error(future_version) if its version is newer (checked before anything else of it is
 /// interpreted).

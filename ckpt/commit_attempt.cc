@@ -78,7 +78,7 @@ std::vector<Part> collect_parts(Env& env, const CommitJob& job, const std::atomi
     if (awaited.empty()) return parts;
     if (Clock::now() >= deadline)
       throw Error(ErrorCode::deadline,
-                  fmt::format("{}: no part came from rank {} within {} s; the save is given up",
+                  fmt::format("{}: no part came from rank {} within {:.4g} s; the save is given up",
                               job.attempt_dir, fmt::join(awaited, ", "), job.deadline_s),
                   job.attempt_dir);
     if (awaited.size() < before) wait = kFirstWait;
@@ -102,6 +102,7 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
                 job.final_dir + ": is there already; choose another name or remove it first", job.final_dir);
   const std::vector<Part> parts = collect_parts(env, job, cancel);
   Manifest manifest = assemble(parts, job.description);
+  check_training_step(job.final_dir, job.commit, manifest);
   if (job.before_commit) job.before_commit(manifest);
   Commit commit = job.commit;
   fault_point("manifest.write", 0, commit.step);

@@ -9,16 +9,10 @@
 #include <string>
 #include <string_view>
 
+#include "ckpt/digest128.h"
+
 namespace shardwright::ckpt {
 
-struct Digest128 {
-  std::uint64_t high = 0;
-  std::uint64_t low = 0;
-  friend bool operator==(const Digest128&, const Digest128&) = default;
-};
-
-/// 32 hex digits, high half first (xxhsum's canonical order).
-std::string to_hex(const Digest128& digest);
 /// Error(damaged) unless it is 32 lower-case hex digits.
 Digest128 parse_digest(std::string_view hex);
 

@@ -30,12 +30,21 @@ std::string read_file(Env& env, const std::string& path, std::uint64_t max_bytes
 
 void replace_file(Env& env, const std::string& path, const std::string& contents) {
   const std::string temporary = path + ".new";
-  {
-    const std::unique_ptr<WritableFile> file = env.create(temporary);
-    file->write(0, std::as_bytes(std::span(contents)));
-    file->sync();
+  try {
+    {
+      const std::unique_ptr<WritableFile> file = env.create(temporary);
+      file->write(0, std::as_bytes(std::span(contents)));
+      file->sync();
+    }
+    env.rename(temporary, path);
+  } catch (const Error&) {
+    try {
+      env.unlink(temporary);
+    } catch (const Error&) {
+      // What went wrong first is what counts.
+    }
+    throw;
   }
-  env.rename(temporary, path);
   env.sync_dir(parent_path(path));
 }
 

@@ -47,17 +47,19 @@ class Env {
  public:
   virtual ~Env() = default;
 
-  /// Creates `path` (truncating what is there) for writing.
+  /// Creates `path` (truncating what is there) for writing; here and in open() a symbolic link is Error(io).
   virtual std::unique_ptr<WritableFile> create(const std::string& path) = 0;
-  /// Opens `path`; Error(missing) if it is not there.
+  /// The same of a name that is not taken: Error(exists) if a file has it, Error(io) if something else has.
+  virtual std::unique_ptr<WritableFile> create_new(const std::string& path) = 0;
+  /// Opens `path`; Error(missing) if it is not there, Error(io) if it is no regular file.
   virtual std::unique_ptr<ReadableFile> open(const std::string& path) = 0;
   virtual void rename(const std::string& from, const std::string& to) = 0;
   /// Removes a file; one that is not there is no error.
   virtual void unlink(const std::string& path) = 0;
   /// Removes an empty directory; one that is not there is no error.
   virtual void remove_dir(const std::string& path) = 0;
-  /// Creates the directory and only those parents that are missing; "already there" is fine (other ranks
-  /// race).
+  /// Creates the directory and only those parents that are missing, each durably: by an fsync of the
+  /// directory that it is made in. "Already there" is fine (other ranks race).
   virtual void create_dirs(const std::string& path) = 0;
   /// fsync of a directory.
   virtual void sync_dir(const std::string& path) = 0;

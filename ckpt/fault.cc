@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -22,9 +23,13 @@ namespace shardwright::ckpt {
 namespace {
 
 constexpr const char* kVariable = "SHARDWRIGHT_FAULT";
-constexpr const char* kForm = "<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)";
+constexpr const char* kForm =
+    "<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)|nan";
 
-enum class Action { kill, stop, exit, eio, enospc, delay };
+// The one point with a value at hand (faulty_value()).
+constexpr const char* kValuePoint = "step.loss";
+
+enum class Action { kill, stop, exit, eio, enospc, delay, nan };
 
 struct Request {
   std::string point;
@@ -112,8 +117,13 @@ std::unique_ptr<Request> parse(const std::string& text) {
   else if (what.starts_with("delay(") && what.ends_with(")")) {
     request->action = Action::delay;
     request->delay_ms = parse_number(text, what.substr(6, what.size() - 7));
+  } else if (what == "nan") {
+    request->action = Action::nan;
+    if (request->point != kValuePoint)
+      refuse(text, fmt::format("no value to spoil at '{}'; {} has one", request->point, kValuePoint));
   } else {
-    refuse(text, fmt::format("no action '{}'; kill, stop, exit, eio, enospc and delay(ms) are known", what));
+    refuse(text,
+           fmt::format("no action '{}'; kill, stop, exit, eio, enospc, delay(ms) and nan are known", what));
   }
   return request;
 }
@@ -162,6 +172,8 @@ void strike(const Request& request, std::string_view point) {
     case Action::delay:
       std::this_thread::sleep_for(std::chrono::milliseconds(request.delay_ms));
       break;
+    case Action::nan:
+      break;
   }
 }
 
@@ -169,9 +181,9 @@ void strike(const Request& request, std::string_view point) {
 
 const std::vector<std::string>& fault_point_names() {
   static const std::vector<std::string> names = {
-      "load.plan",      "load.mid",     "step.begin",    "step.forward", "step.backward", "step.optimizer",
-      "save.begin",     "shard.open",   "shard.mid",     "shard.close",  "shard.fsync",   "part.rename",
-      "manifest.write", "commit.write", "commit.rename", "dir.rename",   "retire"};
+      "load.plan",      "load.mid",       "step.begin",   "step.forward",  "step.backward", "step.loss",
+      "step.optimizer", "save.begin",     "shard.open",   "shard.mid",     "shard.close",   "shard.fsync",
+      "part.rename",    "manifest.write", "commit.write", "commit.rename", "dir.rename",    "retire"};
   return names;
 }
 
@@ -186,18 +198,34 @@ void set_fault(const std::string& request) {
   install(r, request);
 }
 
-void fault_point(std::string_view name, int rank, std::optional<std::uint64_t> step) {
+namespace {
+
+/// The request that strikes at this visit; null where none does.
+const Request* struck(std::string_view name, int rank, std::optional<std::uint64_t> step) {
   assert(std::find(fault_point_names().begin(), fault_point_names().end(), name) !=
          fault_point_names().end());
   Request* request = active.load(std::memory_order_acquire);
-  if (request == nullptr) return;
+  if (request == nullptr) return nullptr;
   if (request == kUnread) request = load_environment();
-  if (request == nullptr || request->point != name) return;
-  if (request->rank && *request->rank != static_cast<std::uint64_t>(rank)) return;
-  if (request->step && request->step != step) return;
+  if (request == nullptr || request->point != name) return nullptr;
+  if (request->rank && *request->rank != static_cast<std::uint64_t>(rank)) return nullptr;
+  if (request->step && request->step != step) return nullptr;
   const std::uint64_t visit = request->visits.fetch_add(1) + 1;
-  if (request->nth && *request->nth != visit) return;
+  if (request->nth && *request->nth != visit) return nullptr;
+  return request;
+}
+
+}  // namespace
+
+void fault_point(std::string_view name, int rank, std::optional<std::uint64_t> step) {
+  if (const Request* request = struck(name, rank, step)) strike(*request, name);
+}
+
+double faulty_value(std::string_view name, double value, int rank, std::uint64_t step) {
+  const Request* request = struck(name, rank, step);
+  if (request == nullptr) return value;
   strike(*request, name);
+  return request->action == Action::nan ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
 }  // namespace shardwright::ckpt

@@ -1,6 +1,6 @@
 // Failures on request, honoured in release builds: what is tested is what is shipped.
 //
-//   SHARDWRIGHT_FAULT=<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)
+//   SHARDWRIGHT_FAULT=<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)|nan
 //
 // rank and step choose whose visits of the point count; nth (from 1) chooses one of those visits, without it
 // each does. It applies to the first generation of a call unless gen is given; generations count from 0
@@ -30,5 +30,9 @@ void set_fault(const std::string& request);
 /// kill: SIGKILL to itself; stop: SIGSTOP; exit: _exit(1); eio, enospc: throws the Error that the system call
 /// would have caused; delay: sleeps. Costs one load when nothing is asked. Thread-safe.
 void fault_point(std::string_view name, int rank = 0, std::optional<std::uint64_t> step = std::nullopt);
+
+/// The same at a place where a value is at hand: `value`, or with the action nan, which only such points
+/// have, a NaN.
+double faulty_value(std::string_view name, double value, int rank, std::uint64_t step);
 
 }  // namespace shardwright::ckpt

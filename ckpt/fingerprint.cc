@@ -9,6 +9,11 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SHARDWRIGHT_X86 1
+#if defined(__clang__)  // knows the preference as an option of the command line only
+#define SHARDWRIGHT_AVX512 "avx512f,avx512dq,avx512vl,avx512bw"
+#else
+#define SHARDWRIGHT_AVX512 "avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512"
+#endif
 #else
 #define SHARDWRIGHT_X86 0
 #endif
@@ -61,8 +66,8 @@ template <typename Bits>
 
 // AVX-512DQ multiplies 64-bit lanes.
 template <typename Bits>
-[[gnu::target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")]] Sums sum_avx512(
-    const std::byte* data, std::uint64_t first, std::uint64_t count) {
+[[gnu::target(SHARDWRIGHT_AVX512)]] Sums sum_avx512(const std::byte* data, std::uint64_t first,
+                                                    std::uint64_t count) {
   return sum_run<Bits>(data, first, count);
 }
 #endif

@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/box_index.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/chunk_codec.h"
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
 #include "ckpt/parallel.h"
+#include "ckpt/shard.h"
 
 namespace shardwright::ckpt {
 namespace {

@@ -7,54 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/contents.h"
 #include "ckpt/shard.h"
 
 namespace shardwright::ckpt {
 
 inline constexpr std::uint32_t kManifestVersion = 1;
 
-struct TensorEntry {
-  std::string name;
-  Dims shape;
-};
-
-/// One kind of state of one tensor.
-struct StateEntry {
-  std::uint32_t tensor = 0;  // row in Manifest::tensors
-  std::string kind;
-  DType dtype = DType::f32;
-  Fingerprint fingerprint;  // of the whole tensor; its count equals the element count
-};
-
-/// One writer box.
-struct BoxEntry {
-  std::uint32_t state = 0;  // row in Manifest::states
-  std::uint32_t file = 0;   // row in Manifest::files
-  std::string dataset;
-  Box box;
-  Dims chunk;
-  std::uint64_t first_chunk = 0;
-  std::uint64_t chunks = 0;
-};
-
-/// Free of layout. Documents are JSON text; this library only carries `model`, `config` and `layout`.
-struct Description {
-  std::string training;  // object with step, samples, seed, loss_scale, skipped_steps, dtype, loss
-  std::string model;
-  std::string config;
-  std::string layout;
-};
-
-struct Manifest {
-  std::vector<TensorEntry> tensors;  // sorted by name
-  std::vector<StateEntry> states;    // sorted by tensor, then kind
-  std::vector<BoxEntry> boxes;       // sorted by state, then offset
-  std::vector<FileRecord> files;     // sorted by name
-  Description description;
-};
-
-/// Joins the parts of all writers. Error(damaged) unless every state is covered exactly once (element counts,
-/// overlap), shapes and types agree, and no part carries an error.
+/// Joins the parts of all writers. Error(usage) unless every state is covered exactly once (element counts,
+/// overlap) and shapes and types agree: what a part says was signed, so it is what its writer was asked to
+/// save. Error(peer) if a part carries an error.
 Manifest assemble(std::span<const Part> parts, Description description);
 
 /// The rules every manifest must satisfy, checked on assembly, on reading and by verify: sorted and unique
@@ -70,16 +32,10 @@ struct Breach {
 };
 std::vector<Breach> check(const Manifest& manifest);
 
-struct ManifestDigest {
-  std::string name = "manifest.h5";
-  std::uint64_t bytes = 0;
-  Digest128 xxh3_128;
-};
-
 /// The bytes of manifest.h5. Deterministic for equal manifests.
 std::vector<std::byte> encode_manifest(const Manifest& manifest);
 
-/// Inverse of encode_manifest() for bytes whose digest was checked; `path` is for messages. Rows are bounded
+/// Inverse of encode_manifest() for bytes whose digest was checked; `path` is for messages. Memory is bounded
 /// by the bytes themselves; check() has not been applied. Unknown datasets are ignored. Error(damaged |
 /// future_version).
 Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& path);
@@ -88,7 +44,8 @@ Manifest parse_manifest(std::span<const std::byte> bytes, const std::string& pat
 std::vector<std::byte> read_manifest_bytes(Env& env, const std::string& directory,
                                            const ManifestDigest& expected);
 
-/// Writes and fsyncs `directory`/manifest.h5 and returns its digest.
+/// Writes and fsyncs `directory`/manifest.h5 and returns its digest. Error(usage) if it is above 1 GiB,
+/// Error(exists) if there is one.
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest);
 
 /// Reads after checking size and digest, and refuses a manifest that breaks a rule of check();

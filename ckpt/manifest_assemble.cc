@@ -13,7 +13,7 @@ namespace shardwright::ckpt {
 namespace {
 
 [[noreturn]] void refuse(const Part& part, const std::string& what) {
-  throw Error(ErrorCode::damaged, fmt::format("{}: {}", part_name(part.rank), what));
+  throw Error(ErrorCode::usage, fmt::format("{}: {}", part_name(part.rank), what));
 }
 
 /// What all writers must agree on about one tensor, and one of its states.
@@ -79,7 +79,7 @@ Manifest assemble(std::span<const Part> parts, Description description) {
   });
   m.description = std::move(description);
   if (const auto breaches = check(m); !breaches.empty())
-    throw Error(ErrorCode::damaged,
+    throw Error(ErrorCode::usage,
                 fmt::format("the parts do not join to a checkpoint: {}{}", breaches[0].message,
                             breaches.size() > 1 ? fmt::format(" (and {} more)", breaches.size() - 1)
                                                 : std::string()));

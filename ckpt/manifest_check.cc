@@ -1,13 +1,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "ckpt/limits.h"
 #include "ckpt/manifest.h"
+#include "ckpt/tiling.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -91,7 +94,7 @@ class Checker {
       if (!good_name(t.name))
         breach("manifest", t.name, "", "tensor {}: its name is empty, too long or holds '/', '@' or NUL", i);
       if (i > 0 && !(m_.tensors[i - 1].name < t.name))
-        breach("manifest", t.name, "", "tensor {}: names are not sorted and unique", t.name);
+        breach("manifest", t.name, "", "tensor {}: tensors are not sorted by name and unique", t.name);
       if (!checked_product(t.shape, 8))
         breach("manifest", t.name, "", "tensor {}: the bytes of shape {} do not fit 64 bits", t.name,
                to_string(t.shape));
@@ -100,20 +103,27 @@ class Checker {
   }
 
   void files() {
+    std::uint64_t all = 0;
     for (std::size_t i = 0; i < m_.files.size(); ++i) {
       const FileRecord& f = m_.files[i];
       if (!good_file_name(f.name))
         breach("path", "", "", "file '{}': not the name of a shard (rank-NNNNN.h5)", f.name);
       if (i > 0 && !(m_.files[i - 1].name < f.name))
-        breach("manifest", "", "", "file {}: names are not sorted and unique", f.name);
+        breach("manifest", "", "", "file {}: files are not sorted by name and unique", f.name);
       if (f.table_bytes % kRowBytes != 0 || f.table_bytes > f.bytes ||
           f.table_address > f.bytes - f.table_bytes)
         breach("manifest", "", "", "file {}: its chunk table ({} bytes at {}) is not inside its {} bytes",
                f.name, f.table_bytes, f.table_address, f.bytes);
+      if (f.table_bytes / kRowBytes > kMaxChunksOfShard)
+        breach("manifest", "", "", "file {}: its chunk table has {} rows; at most {} are right", f.name,
+               f.table_bytes / kRowBytes, kMaxChunksOfShard);
+      if (__builtin_add_overflow(all, f.bytes, &all))
+        breach("manifest", "", "", "file {}: the bytes of all files do not fit 64 bits", f.name);
     }
   }
 
   void states() {
+    std::uint64_t all = 0;
     for (std::size_t i = 0; i < m_.states.size(); ++i) {
       const StateEntry& s = m_.states[i];
       if (s.tensor >= m_.tensors.size()) {
@@ -126,6 +136,9 @@ class Checker {
                i);
       if (i > 0 && std::tie(m_.states[i - 1].tensor, m_.states[i - 1].kind) >= std::tie(s.tensor, s.kind))
         breach("manifest", t.name, s.kind, "state {}: states are not sorted and unique", i);
+      const auto bytes = checked_product(t.shape, size_of(s.dtype));
+      if (bytes && __builtin_add_overflow(all, *bytes, &all))
+        breach("manifest", t.name, s.kind, "state {}: the bytes of all states do not fit 64 bits", i);
     }
   }
 
@@ -216,64 +229,37 @@ class Checker {
   void coverage() {
     std::size_t first = 0;
     for (std::uint32_t state = 0; state < m_.states.size(); ++state) {
-      std::size_t last = first;
-      while (last < m_.boxes.size() && m_.boxes[last].state == state) ++last;
+      std::vector<const Box*> boxes;
+      for (; first < m_.boxes.size() && m_.boxes[first].state == state; ++first)
+        boxes.push_back(&m_.boxes[first].box);
       const StateEntry& s = m_.states[state];
       const TensorEntry& t = m_.tensors[s.tensor];
       const std::uint64_t all = element_count(t.shape);
-      disjoint(first, last, s, t);
-      // Disjoint boxes inside the shape cannot add up to more than it, so this sum does not overflow
-      // unnoticed.
-      std::uint64_t covered = 0;
-      bool fits = true;
-      for (std::size_t i = first; i < last; ++i)
-        fits = fits && !__builtin_add_overflow(covered, m_.boxes[i].box.elements(), &covered);
-      if (fits && covered < all)
-        breach("coverage", t.name, s.kind, "{} {}: {} of {} elements are in no box", t.name, s.kind,
-               all - covered, all);
+      if (all > 0) tiles(boxes, s, t);
       if (s.fingerprint.count != all)
         breach("coverage", t.name, s.kind, "{} {}: its fingerprint counts {} of {} elements", t.name, s.kind,
                s.fingerprint.count, all);
-      first = last;
     }
   }
 
-  /// Sweeps along the dimension in which most boxes begin at different places, so that few are open at a
-  /// time.
-  void disjoint(std::size_t first, std::size_t last, const StateEntry& s, const TensorEntry& t) {
-    if (last - first < 2) return;
-    if (t.shape.empty()) {
-      breach("overlap", t.name, s.kind, "{} {}: {} boxes share its one element", t.name, s.kind,
-             last - first);
+  /// The first element that is not in exactly one box is told: a damaged table can have millions of them.
+  void tiles(const std::vector<const Box*>& boxes, const StateEntry& s, const TensorEntry& t) {
+    const auto wrong = first_miscount(boxes, t.shape);
+    if (!wrong) return;
+    const Box element{wrong->element, Dims::filled(t.shape.size(), 1)};
+    if (wrong->boxes == 0) {
+      const std::uint64_t all = element_count(t.shape);
+      std::uint64_t uncovered = all;  // if no element is in two boxes, else there are more
+      for (const Box* b : boxes) uncovered -= std::min(uncovered, b->elements());
+      breach("coverage", t.name, s.kind, "{} {}: at least {} of {} elements are in no box, the first is {}",
+             t.name, s.kind, std::max<std::uint64_t>(uncovered, 1), all, to_string(wrong->element));
       return;
     }
-    std::vector<const Box*> order;
-    for (std::size_t i = first; i < last; ++i) order.push_back(&m_.boxes[i].box);
-    std::size_t along = 0, most = 0;
-    for (std::size_t d = 0; d < t.shape.size(); ++d) {
-      std::vector<std::uint64_t> begins;
-      for (const Box* b : order) begins.push_back(b->offset[d]);
-      std::sort(begins.begin(), begins.end());
-      const auto distinct =
-          static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
-      if (distinct > most) {
-        most = distinct;
-        along = d;
-      }
-    }
-    std::sort(order.begin(), order.end(),
-              [&](const Box* a, const Box* b) { return a->offset[along] < b->offset[along]; });
-    std::vector<const Box*> open;
-    for (const Box* box : order) {
-      std::erase_if(open, [&](const Box* b) { return b->end(along) <= box->offset[along]; });
-      for (const Box* b : open)
-        if (intersect(*b, *box)) {
-          breach("overlap", t.name, s.kind, "{} {}: boxes {} and {} share elements", t.name, s.kind,
-                 to_string(*b), to_string(*box));
-          return;  // one pair says enough; a damaged table can have millions
-        }
-      open.push_back(box);
-    }
+    std::vector<const Box*> holders;
+    std::copy_if(boxes.begin(), boxes.end(), std::back_inserter(holders),
+                 [&](const Box* b) { return contains(*b, element); });
+    breach("overlap", t.name, s.kind, "{} {}: boxes {} and {} share elements", t.name, s.kind,
+           to_string(*holders[0]), to_string(*holders[1]));
   }
 
   const Manifest& m_;

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -7,6 +9,7 @@
 #include "ckpt/error.h"
 #include "ckpt/hdf5_file_driver.h"
 #include "ckpt/hdf5_types.h"
+#include "ckpt/limits.h"
 #include "ckpt/manifest.h"
 
 namespace shardwright::ckpt {
@@ -81,6 +84,9 @@ class Image {
   }
 
   void text(const std::string& path, const std::string& value) {
+    if (value.size() > kMaxDocumentBytes)
+      throw Error(ErrorCode::usage,
+                  fmt::format("{}: a document of {} bytes; at most 256 MiB are right", path, value.size()));
     table(path, H5T_STD_U8LE, H5T_NATIVE_UINT8, 1, value.data(), value.size(), 0);
   }
 
@@ -194,7 +200,10 @@ std::vector<std::byte> encode_manifest(const Manifest& m) {
 
 ManifestDigest write_manifest(Env& env, const std::string& directory, const Manifest& manifest) {
   const std::vector<std::byte> bytes = encode_manifest(manifest);
-  const auto file = env.create(directory + "/" + kFile);
+  if (bytes.size() > kMaxManifestBytes)
+    throw Error(ErrorCode::usage,
+                directory + "/manifest.h5: larger than 1 GiB; fewer boxes or smaller documents are right");
+  const auto file = env.create_new(directory + "/" + kFile);  // one committer has an attempt
   file->write(0, bytes);
   file->sync();
   return {kFile, bytes.size(), xxh3_128(bytes)};

@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/limits.h"
 #include "ckpt/record_fields.h"
 #include "ckpt/shard.h"
 
@@ -14,9 +15,6 @@ namespace shardwright::ckpt {
 namespace {
 
 using nlohmann::json;
-
-// A part of a million boxes is far below this.
-constexpr std::uint64_t kMaxPartBytes = 1ull << 32;
 
 json to_json(const Dims& dims) {
   json list = json::array();
@@ -27,9 +25,8 @@ json to_json(const Dims& dims) {
 [[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::damaged, what); }
 
 Dims dims(const json& object, const char* field) {
-  const json& list = object.at(field);
-  if (!list.is_array() || list.size() > kMaxDims)
-    refuse(fmt::format("field '{}' is not a list of up to 8", field));
+  const json& list = list_field(object, field);
+  if (list.size() > kMaxDims) refuse(fmt::format("field '{}' is not a list of up to 8", field));
   Dims result;
   for (const json& v : list) {
     if (!v.is_number_unsigned())
@@ -50,12 +47,12 @@ json to_json(const FileRecord& file) {
 
 FileRecord file_from(const json& object) {
   FileRecord file;
-  file.name = object.at("name").get<std::string>();
+  file.name = text_field(object, "name");
   file.bytes = number_field(object, "bytes");
-  file.rest = parse_digest(object.at("rest_xxh3_128").get<std::string>());
+  file.rest = parse_digest(text_field(object, "rest_xxh3_128"));
   file.table_address = number_field(object, "table_addr");
   file.table_bytes = number_field(object, "table_bytes");
-  file.table = parse_digest(object.at("table_xxh3_128").get<std::string>());
+  file.table = parse_digest(text_field(object, "table_xxh3_128"));
   return file;
 }
 
@@ -76,20 +73,22 @@ json to_json(const BoxRecord& box) {
 
 BoxRecord box_from(const json& object) {
   BoxRecord box;
-  box.tensor = object.at("tensor").get<std::string>();
-  box.kind = object.at("kind").get<std::string>();
-  box.dtype = parse_dtype(object.at("dtype").get<std::string>());
+  box.tensor = text_field(object, "tensor");
+  box.kind = text_field(object, "kind");
+  box.dtype = parse_dtype(text_field(object, "dtype"));
   box.global_shape = dims(object, "global_shape");
   box.box = {dims(object, "offset"), dims(object, "shape")};
   box.chunk = dims(object, "chunk");
-  box.dataset = object.at("dataset").get<std::string>();
+  box.dataset = text_field(object, "dataset");
   box.first_chunk = number_field(object, "first_chunk");
   box.chunks = number_field(object, "chunks");
-  box.fingerprint =
-      parse_fingerprint(object.at("fingerprint").get<std::string>(), number_field(object, "count"));
+  box.fingerprint = parse_fingerprint(text_field(object, "fingerprint"), number_field(object, "count"));
   const std::size_t n = box.global_shape.size();
   if (box.box.offset.size() != n || box.box.shape.size() != n || box.chunk.size() != n)
     refuse(fmt::format("box of '{}' has lists of different lengths", box.tensor));
+  // Counts are added up, so each must be one.
+  if (checked_element_count(box.box.shape) != box.fingerprint.count)
+    refuse(fmt::format("box of '{}' has a fingerprint of {} elements", box.tensor, box.fingerprint.count));
   return box;
 }
 
@@ -110,6 +109,8 @@ void publish_part(Env& env, const std::string& directory, const Part& part) {
   const std::string record = sign_record(document.dump(-1, ' ', false, json::error_handler_t::replace));
 
   const std::string path = directory + "/" + part_name(part.rank);
+  if (record.size() > kMaxPartBytes)
+    throw Error(ErrorCode::usage, path + ": larger than 1 GiB; fewer boxes are right", path);
   const std::string temporary = path + ".new";
   {
     const std::unique_ptr<WritableFile> file = env.create(temporary);
@@ -124,22 +125,20 @@ void publish_part(Env& env, const std::string& directory, const Part& part) {
 Part read_part(Env& env, const std::string& path) {
   const std::string line = open_record(read_file(env, path, kMaxPartBytes), path);
   try {
-    const json document = json::parse(line);
+    const json document = parse_object(line);
     Part part;
-    part.attempt = document.at("attempt").get<std::string>();
+    part.attempt = text_field(document, "attempt");
     const std::uint64_t rank = number_field(document, "rank");
     if (rank > std::numeric_limits<int>::max()) refuse("field 'rank' is too large to be one");
     part.rank = static_cast<int>(rank);
     part.step = number_field(document, "step");
-    if (const json& error = document.at("error"); !error.is_null()) part.error = error.get<std::string>();
-    if (const json& file = document.at("file"); !file.is_null()) {
+    if (!field_of(document, "error").is_null()) part.error = text_field(document, "error");
+    if (const json& file = field_of(document, "file"); !file.is_null()) {
       part.has_file = true;
       part.file = file_from(file);
     }
-    for (const json& box : document.at("boxes")) part.boxes.push_back(box_from(box));
+    for (const json& box : list_field(document, "boxes")) part.boxes.push_back(box_from(box));
     return part;
-  } catch (const json::exception& error) {
-    throw Error(ErrorCode::damaged, fmt::format("{}: not a part record: {}", path, error.what()), path);
   } catch (const Error& error) {
     throw Error(ErrorCode::damaged, fmt::format("{}: not a part record: {}", path, error.what()), path);
   }

@@ -41,6 +41,17 @@ class Descriptor {
   int fd_;
 };
 
+/// Opens a file, never through a link of its name: what a checkpoint holds lies in its directory.
+int open_file(const std::string& path, int flags, const char* failed) {
+  const int fd = uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, 0666); });
+  if (fd >= 0) return fd;
+  const int error = errno;
+  struct stat info {};
+  if (error == ELOOP && ::lstat(path.c_str(), &info) == 0 && S_ISLNK(info.st_mode))
+    throw Error(ErrorCode::io, path + ": is a symbolic link; a regular file is needed", path);
+  throw_errno(error, failed, path);
+}
+
 std::uint64_t size_of_file(int fd, const std::string& path) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) throw_errno(errno, "cannot be examined", path);
@@ -140,16 +151,25 @@ class PosixEnv : public Env {
   }
 
   std::unique_ptr<WritableFile> create(const std::string& path) override {
+    return std::make_unique<PosixWritableFile>(
+        open_file(path, O_RDWR | O_CREAT | O_TRUNC, "cannot be created"), path);
+  }
+
+  std::unique_ptr<WritableFile> create_new(const std::string& path) override {
     const int fd =
-        uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
-    if (fd < 0) throw_errno(errno, "cannot be created", path);
-    return std::make_unique<PosixWritableFile>(fd, path);
+        uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
+    if (fd >= 0) return std::make_unique<PosixWritableFile>(fd, path);
+    const int error = errno;
+    struct stat info {};
+    if (error != EEXIST || ::lstat(path.c_str(), &info) != 0) throw_errno(error, "cannot be created", path);
+    if (!S_ISREG(info.st_mode))
+      throw Error(ErrorCode::io, path + ": something that is no file has its name; remove it", path);
+    throw Error(ErrorCode::exists, path + ": exists already; a new file is needed", path);
   }
 
   std::unique_ptr<ReadableFile> open(const std::string& path) override {
     // Not blocking: a FIFO of that name must be an error, not a hang.
-    const int fd = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
-    if (fd < 0) throw_errno(errno, "cannot be opened", path);
+    const int fd = open_file(path, O_RDONLY | O_NONBLOCK, "cannot be opened");
     auto file = std::make_unique<PosixReadableFile>(fd, path);
     struct stat info {};
     if (::fstat(fd, &info) != 0) throw_errno(errno, "cannot be examined", path);
@@ -175,15 +195,16 @@ class PosixEnv : public Env {
     if (is_dir(path)) return;
     const std::string above = parent_path(path);
     if (above != path) create_dirs(above);
-    if (::mkdir(path.c_str(), 0777) == 0) {
-      sync_dir(above);  // a checkpoint in a directory that a crash can lose is not durable
-    } else {
+    if (::mkdir(path.c_str(), 0777) != 0) {
       const int error = errno;
-      if (error == EEXIST && !is_dir(path))
+      if (error != EEXIST) throw_errno(error, "cannot be created", path);
+      if (!is_dir(path))
         throw Error(ErrorCode::io, path + ": exists and is not a directory; remove it or choose another path",
                     path);
-      if (error != EEXIST) throw_errno(error, "cannot be created", path);
     }
+    // A checkpoint in a directory that a crash can lose is not durable. Another process that has just made it
+    // may not have come to this yet.
+    sync_dir(above);
   }
 
   void sync_dir(const std::string& path) override {

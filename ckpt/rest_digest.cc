@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/limits.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -14,11 +16,11 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the table is read and written as it is in memory");
 static_assert(sizeof(ChunkRow) == 24);
 
-/// Rows by address; chunks are written in order, so this sorts next to nothing.
+/// Rows by address; chunks are written in order, so this sorts next to nothing. A row of no bytes, which
+/// decoding refuses, comes before the one that begins where it lies.
 std::vector<ChunkRow> by_address(std::span<const ChunkRow> rows) {
   std::vector<ChunkRow> sorted(rows.begin(), rows.end());
-  std::sort(sorted.begin(), sorted.end(),
-            [](const ChunkRow& a, const ChunkRow& b) { return a.address < b.address; });
+  std::ranges::sort(sorted, {}, [](const ChunkRow& row) { return std::pair(row.address, row.stored_bytes); });
   return sorted;
 }
 
@@ -33,6 +35,11 @@ std::vector<ChunkRow> parse_table(std::span<const std::byte> bytes, std::uint64_
   if (!rows.empty()) std::memcpy(rows.data(), bytes.data(), bytes.size());
   std::uint64_t end = 0;
   for (const ChunkRow& row : by_address(rows)) {
+    if (row.stored_bytes > kMaxStoredChunkBytes)
+      throw Error(ErrorCode::damaged,
+                  fmt::format("{}: its chunk table has a chunk of {} stored bytes; at most {} are right",
+                              path, row.stored_bytes, kMaxStoredChunkBytes),
+                  path);
     if (row.address < end || row.address > file_bytes || row.stored_bytes > file_bytes - row.address)
       throw Error(
           ErrorCode::damaged,

@@ -37,13 +37,16 @@ std::vector<CheckpointName> surplus(Env& env, const RetentionJob& job) {
             [](const CheckpointName& a, const CheckpointName& b) { return a.step > b.step; });
   int valid = 0;
   for (const CheckpointName& name : committed) {
+    const std::string path = job.checkpoints_dir + "/" + name.text;
     try {
-      check_structure(env, job.checkpoints_dir + "/" + name.text);
+      check_structure(env, path);
     } catch (const Error&) {
       continue;
     }
+    if (valid < job.keep && job.is_whole && !job.is_whole(path)) continue;
     if (++valid > job.keep) chosen.push_back(name);
   }
+  if (valid == 0) return {};  // what was superseded may be all that is left
   if (!job.spare.empty())
     std::erase_if(chosen, [&](const CheckpointName& name) {
       return normal(job.checkpoints_dir + "/" + name.text) == normal(job.spare);
@@ -60,6 +63,10 @@ std::vector<std::string> retire(Env& env, const RetentionJob& job) {
   std::vector<std::string> removed, trash;
   for (const CheckpointName& name : surplus(env, job)) {
     const std::string from = job.checkpoints_dir + "/" + name.text;
+    if (job.dry_run) {
+      removed.push_back(from);
+      continue;
+    }
     fault_point("retire", 0, name.step);
     if (!job.still_mine())
       throw Error(ErrorCode::busy,

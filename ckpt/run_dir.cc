@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
@@ -40,19 +39,6 @@ std::string generation_path(const std::string& run_dir) { return run_dir + "/GEN
 void write_generation(Env& env, const std::string& run_dir, const Generation& generation) {
   const nlohmann::ordered_json json = {{"run", generation.run}, {"generation", generation.number}};
   replace_file(env, generation_path(run_dir), sign_record(json.dump()));
-}
-
-/// Creates a directory so that a crash cannot lose it with all that was committed in it.
-void create_durably(Env& env, const std::string& path) {
-  std::vector<std::string> parents;
-  for (std::filesystem::path at = std::filesystem::path(path + "/").parent_path(); !env.exists(at.string());
-       at = at.parent_path()) {
-    const std::string parent = at.parent_path().string();
-    parents.push_back(parent.empty() ? "." : parent);
-    if (parent.empty()) break;
-  }
-  env.create_dirs(path);
-  for (const std::string& parent : parents) env.sync_dir(parent);
 }
 
 /// True if `path` could be selected once it had its final name.
@@ -92,7 +78,7 @@ class Evidence {
  private:
   void saw(std::uint64_t generation) {
     // The next one still has to be a generation.
-    if (generation + 1 < kEndOfGenerations) number_ = std::max(number_.value_or(0), generation);
+    if (generation < kEndOfGenerations - 1) number_ = std::max(number_.value_or(0), generation);
   }
 
   /// The run is that of the checkpoint which a start would go on from; of what was moved aside only if there
@@ -137,6 +123,8 @@ class Tidying {
       remove_checkpoint_dir(env_, path(entry));
       started_.removed.push_back(path(entry));
     }
+    // Of a start that was killed in the middle of naming its newest.
+    if (env_.exists(path("LATEST.new"))) env_.unlink(path("LATEST.new"));
   }
 
  private:
@@ -193,9 +181,9 @@ Generation read_generation(Env& env, const std::string& run_dir) {
   const std::string path = generation_path(run_dir);
   const std::string text = open_record(read_file(env, path, kMaxGenerationBytes), path);
   try {
-    const auto json = nlohmann::json::parse(text);
+    const nlohmann::json json = parse_object(text);
     return {run_field(json), generation_field(json)};
-  } catch (const std::exception& e) {
+  } catch (const Error& e) {
     throw Error(ErrorCode::damaged, fmt::format("{}: not the fields of a GENERATION ({})", path, e.what()),
                 path);
   }
@@ -203,8 +191,8 @@ Generation read_generation(Env& env, const std::string& run_dir) {
 
 Started begin_generation(Env& env, const std::string& run_dir, const std::string& checkpoints_dir,
                          const RecordedGeneration& recorded) {
-  create_durably(env, run_dir);
-  create_durably(env, checkpoints_dir);
+  env.create_dirs(run_dir);
+  env.create_dirs(checkpoints_dir);
   Started started;
   std::optional<Generation> previous;
   std::string lost;

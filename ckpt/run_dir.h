@@ -13,7 +13,8 @@
 
 namespace shardwright::ckpt {
 
-/// Locks `directory`/run.lock for as long as it lives. Error(busy) if another process has it.
+/// Locks `directory`/run.lock for as long as it lives, in a directory that is made where it is new.
+/// Error(busy) if another process has it.
 class RunLock {
  public:
   RunLock(Env& env, const std::string& directory);

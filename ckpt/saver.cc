@@ -2,21 +2,26 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "ckpt/error.h"
+#include "ckpt/commit.h"
+#include "ckpt/documents.h"
 #include "ckpt/fault.h"
 #include "ckpt/retention.h"
 #include "ckpt/run_dir.h"
+#include "ckpt/shard_plan.h"
+#include "ckpt/snapshot.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -25,6 +30,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void failed_by(SaveOutcome& outcome, const std::exception& failure) {
+  const auto* known = dynamic_cast<const Error*>(&failure);
+  outcome.code = known != nullptr ? known->code() : ErrorCode::io;
+  const bool memory = dynamic_cast<const std::bad_alloc*>(&failure) != nullptr;
+  outcome.reason = memory ? "not enough memory for a copy of what is saved" : failure.what();
 }
 
 /// A save on its way: all that it needs, captured at the call.
@@ -42,6 +54,11 @@ struct Saver::State {
 
   std::string attempt_dir(std::uint64_t step, const std::string& attempt) const {
     return options.checkpoints_dir + "/" + step_dir_name(step) + ".tmp-" + attempt;
+  }
+
+  /// Where an attempt is moved to before it is removed.
+  std::string trash_dir(std::uint64_t step, const std::string& attempt) const {
+    return options.checkpoints_dir + "/" + step_dir_name(step) + ".trash-" + attempt;
   }
 
   bool still_mine() const {
@@ -63,21 +80,32 @@ struct Saver::State {
   void run(Job& job) {
     SaveOutcome& outcome = job.outcome;
     const std::string directory = attempt_dir(outcome.step, outcome.attempt);
-    bool published = false;
+    bool created = false, published = false;
     try {
-      if (!job.snapshot) throw Error(ErrorCode::io, outcome.reason);
+      if (!job.snapshot) throw Error(outcome.code, outcome.reason);
+      if (given_up(outcome)) throw Error(ErrorCode::peer, directory + ": comes too late");
+      env.create_dirs(directory);
+      created = true;
       write(job, directory);
       published = true;
       if (options.rank == 0) commit(job, directory);
       outcome.result = SaveResult::committed;
     } catch (const std::exception& e) {
+      failed_by(outcome, e);
       const std::lock_guard lock(mutex);
-      outcome.reason = cancel_reason.empty() ? e.what() : cancel_reason;
+      if (!cancel_reason.empty()) outcome.reason = cancel_reason;
     }
     if (outcome.result == SaveResult::committed) {
       if (options.rank == 0) follow(outcome);
-    } else if (options.rank != 0 && !published) {
-      tell_failure(outcome, directory);
+    } else if (outcome.code == ErrorCode::exists) {
+      // The attempt is that of another process of this rank, which goes on with it.
+    } else if (options.rank == 0) {
+      if (options.gives_up_alone) give_up(outcome);
+    } else if (!published) {
+      if ((created && gone(directory)) || given_up(outcome))
+        given_up_meanwhile(outcome, directory);
+      else
+        tell_failure(outcome, directory);
     }
     outcome.total_s = seconds_since(job.start);
     job.snapshot.reset();
@@ -85,7 +113,6 @@ struct Saver::State {
 
   void write(Job& job, const std::string& directory) {
     SaveOutcome& outcome = job.outcome;
-    env.create_dirs(directory);
     ShardStats stats;
     const Part part = write_shard(env, directory, outcome.attempt, options.rank, outcome.step,
                                   job.snapshot->items(), options.shard, &stats, &cancel);
@@ -95,6 +122,13 @@ struct Saver::State {
     outcome.write_s = stats.write_s;
     outcome.fsync_s = stats.fsync_s;
     outcome.peak_host_bytes = stats.peak_host_bytes + job.snapshot->host_bytes();
+    const std::string part_path = directory + "/" + part_name(options.rank);
+    if (env.exists(part_path))
+      throw Error(
+          ErrorCode::exists,
+          fmt::format("{}: exists already; another process writes as rank {} too, one for each rank is right",
+                      part_path, options.rank),
+          part_path);
     publish_part(env, directory, part);
   }
 
@@ -109,11 +143,74 @@ struct Saver::State {
     commit.commit.step = job.outcome.step;
     commit.description = std::move(job.description);
     commit.writers = options.writers;
-    commit.deadline_s = options.commit_deadline_s;
+    commit.deadline_s = std::max(
+        0.0, std::min(options.commit_deadline_s, options.save_deadline_s - seconds_since(job.start)));
     commit.still_mine = [this] { return still_mine(); };
     commit.supersede_suffix = fmt::format(".superseded-{}", options.generation);
     commit_attempt(env, commit, &cancel);
     job.outcome.commit_s = seconds_since(start);
+  }
+
+  bool gone(const std::string& path) {
+    try {
+      return !env.exists(path);
+    } catch (const std::exception&) {
+      return false;  // what fails here fails again where it is reported
+    }
+  }
+
+  /// Rank 0 removed the attempt while this rank was writing: to make it again would leave it there.
+  static void given_up_meanwhile(SaveOutcome& outcome, const std::string& directory) {
+    outcome.code = ErrorCode::peer;
+    outcome.reason =
+        directory + ": rank 0 gave the save up; its own error says why (here: " + outcome.reason + ")";
+  }
+
+  bool given_up(const SaveOutcome& outcome) {
+    if (!options.gives_up_alone || options.rank == 0) return false;
+    try {
+      return env.exists(trash_dir(outcome.step, outcome.attempt));
+    } catch (const std::exception&) {
+      return false;  // as above
+    }
+  }
+
+  /// What rank 0 does about a failed attempt where nobody else tells the others. They look for it, so that it
+  /// goes is enough for those that have begun; for one that has not, something has to stay in its place.
+  void give_up(SaveOutcome& outcome) {
+    try {
+      discard(outcome.attempt, outcome.step);
+      env.create_dirs(trash_dir(outcome.step, outcome.attempt));
+      abandoned.emplace_back(outcome.step, outcome.attempt);
+    } catch (const std::exception& e) {
+      outcome.reason += fmt::format(" (and what was written could not be removed: {})", e.what());
+    }
+  }
+
+  /// After a commit, for which all ranks have ended what came before.
+  void remove_abandoned() {
+    for (const auto& [step, attempt] : std::exchange(abandoned, {}))
+      for (const std::string& directory : {attempt_dir(step, attempt), trash_dir(step, attempt)})
+        remove_checkpoint_dir(env, directory);
+  }
+
+  void discard(const std::string& attempt, std::uint64_t step) {
+    const std::string directory = attempt_dir(step, attempt);
+    if (!env.exists(directory)) return;
+    if (options.rank != 0) {
+      for (const std::string& name : {part_name(options.rank), shard_name(options.rank)})
+        if (!env.is_dir(directory + "/" + name))
+          env.unlink(directory + "/" + name);  // else rank 0's to remove
+      return;
+    }
+    if (!still_mine())
+      throw Error(ErrorCode::busy,
+                  directory + ": another generation of this run took over; it removes this itself",
+                  directory);
+    // Moved aside first, so that a rank that is late finds no attempt to add to.
+    const std::string trash = free_name(env, trash_dir(step, attempt));
+    env.rename(directory, trash);
+    remove_checkpoint_dir(env, trash);
   }
 
   /// A failing rank says so in place of its part, so that rank 0 need not wait for the deadline. If even that
@@ -138,6 +235,7 @@ struct Saver::State {
   void follow(SaveOutcome& outcome) {
     try {
       write_latest(env, options.checkpoints_dir, step_dir_name(outcome.step));
+      remove_abandoned();
       if (options.keep == 0) return;
       RetentionJob job;
       job.checkpoints_dir = options.checkpoints_dir;
@@ -152,6 +250,7 @@ struct Saver::State {
 
   void finish(Job job) {
     const std::lock_guard lock(mutex);
+    job.outcome.stall_ms += waited_ms;
     outcomes.push_back(std::move(job.outcome));
     snapshot.reset();
     running = false;
@@ -174,6 +273,7 @@ struct Saver::State {
 
   Env& env;
   const SaverOptions options;
+  std::vector<std::pair<std::uint64_t, std::string>> abandoned;  // steps and attempts, of the saving thread
   std::atomic<bool> cancel{false};
 
   mutable std::mutex mutex;  // guards what follows
@@ -182,6 +282,7 @@ struct Saver::State {
   bool running = false;
   bool stop = false;
   std::shared_ptr<Snapshot> snapshot;  // of the running save
+  double waited_ms = 0;                // by before_write(), for the running save
   std::vector<SaveOutcome> outcomes;
   std::string cancel_reason;  // of the running save; empty: not cancelled by the caller
   std::jthread thread;
@@ -215,12 +316,15 @@ void Saver::start(SaveRequest request) {
     s.running = true;
     s.cancel = false;
     s.cancel_reason.clear();
+    s.waited_ms = 0;
   }
   try {
     fault_point("save.begin", s.options.rank, request.step);
-    job.snapshot = copy_snapshot(request.items);
+    if (s.options.rank == 0) check_documents(job.description, request.step);
+    plan_shard(request.items);  // nothing is read by way of an item that cannot be written
+    job.snapshot = s.options.lazy ? lazy_snapshot(request.items) : copy_snapshot(request.items);
   } catch (const std::exception& e) {
-    job.outcome.reason = e.what();
+    failed_by(job.outcome, e);
   }
   if (!s.options.async) {
     s.run(job);
@@ -270,7 +374,11 @@ void Saver::before_write(const std::string& tensor, const std::string& kind, con
     const std::lock_guard lock(state_->mutex);
     snapshot = state_->snapshot;
   }
-  if (snapshot) snapshot->before_write(tensor, kind, box);
+  if (!snapshot) return;
+  const auto start = Clock::now();
+  snapshot->before_write(tensor, kind, box);
+  const std::lock_guard lock(state_->mutex);
+  state_->waited_ms += 1e3 * seconds_since(start);
 }
 
 std::vector<SaveOutcome> Saver::take_outcomes() {
@@ -278,24 +386,11 @@ std::vector<SaveOutcome> Saver::take_outcomes() {
   return std::exchange(state_->outcomes, {});
 }
 
-void Saver::discard(const std::string& attempt, std::uint64_t step) {
-  State& s = *state_;
-  const std::string directory = s.attempt_dir(step, attempt);
-  if (!s.env.exists(directory)) return;
-  if (s.options.rank != 0) {
-    for (const std::string& name : {part_name(s.options.rank), shard_name(s.options.rank)})
-      if (!s.env.is_dir(directory + "/" + name))
-        s.env.unlink(directory + "/" + name);  // else rank 0's to remove
-    return;
-  }
-  if (!s.still_mine())
-    throw Error(ErrorCode::busy,
-                directory + ": another generation of this run took over; it removes this itself", directory);
-  // Moved aside first, so that a rank that is late finds no attempt to add to.
-  const std::string trash =
-      free_name(s.env, s.options.checkpoints_dir + "/" + step_dir_name(step) + ".trash-" + attempt);
-  s.env.rename(directory, trash);
-  remove_checkpoint_dir(s.env, trash);
+bool Saver::given_up(const std::string& attempt, std::uint64_t step) const {
+  const State& s = *state_;
+  return !s.env.exists(s.attempt_dir(step, attempt)) || s.env.exists(s.trash_dir(step, attempt));
 }
+
+void Saver::discard(const std::string& attempt, std::uint64_t step) { state_->discard(attempt, step); }
 
 }  // namespace shardwright::ckpt

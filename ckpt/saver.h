@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "ckpt/commit.h"
-#include "ckpt/snapshot.h"
+#include "ckpt/contents.h"
+#include "ckpt/env.h"
+#include "ckpt/error.h"
+#include "ckpt/shard_options.h"
+#include "ckpt/source.h"
 
 namespace shardwright::ckpt {
 
@@ -21,9 +24,16 @@ struct SaverOptions {
   int rank = 0;     // rank 0 also commits and prunes
   int writers = 1;  // ranks that publish a part
   ShardOptions shard;
-  double commit_deadline_s = 120;
-  int keep = 0;  // newest valid checkpoints kept; 0: all
+  double commit_deadline_s = 120;  // for the parts of all ranks, once rank 0 has written its own
+  double save_deadline_s = std::numeric_limits<double>::infinity();  // for the same, from start() on
+  int keep = 0;                                                      // newest valid checkpoints kept; 0: all
   bool async = true;
+  /// For ranks that meet in the file system only: rank 0 ends a failed attempt for all by itself, as soon as
+  /// it fails. See given_up().
+  bool gives_up_alone = false;
+  /// The items' host memory is read while it is written, and copied only where before_write() comes earlier;
+  /// all that changes it must call that. Otherwise start() copies it.
+  bool lazy = false;
 };
 
 struct SaveRequest {
@@ -45,9 +55,10 @@ struct SaveOutcome {
   std::string path;
   SaveResult result = SaveResult::failed;
   std::string reason;
+  ErrorCode code = ErrorCode::io;  // of the reason, where the save failed
   std::uint64_t raw_bytes = 0;
   std::uint64_t stored_bytes = 0;
-  double stall_ms = 0;
+  double stall_ms = 0;  // the calling thread's time in start() and before_write()
   double total_s = 0;
   double encode_s = 0;
   double write_s = 0;
@@ -83,6 +94,10 @@ class Saver {
   void before_write(const std::string& tensor, const std::string& kind, const Box& box);
   /// Outcomes since the last call, oldest first.
   std::vector<SaveOutcome> take_outcomes();
+  /// With gives_up_alone, true once rank 0 has given an attempt up: it is gone, or where it was is told by an
+  /// empty `.trash-` directory, which stays until rank 0 has committed again: a rank that comes late must not
+  /// wait for it.
+  bool given_up(const std::string& attempt, std::uint64_t step) const;
   /// Removes this rank's files of a failed attempt (rank 0: the directory, moved to `.trash-` first; what
   /// cannot be removed now is removed when the next generation starts). Error(busy) if another generation
   /// took over.

@@ -1,6 +1,7 @@
 #include "ckpt/scan.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -9,7 +10,9 @@
 #include <vector>
 
 #include "ckpt/checkpoint_name.h"
+#include "ckpt/commit.h"
 #include "ckpt/error.h"
+#include "ckpt/manifest.h"
 #include "ckpt/verify.h"
 
 namespace shardwright::ckpt {
@@ -77,6 +80,17 @@ ScanEntry look_at(Env& env, const std::string& directory, const CheckpointName& 
       fmt::format("{}: still being written, or left by a run that was interrupted; wait until it is {}", path,
                   attempt),
       path);
+}
+
+/// What there is where a checkpoint was looked for: ", such as ..." with the newest of `directory`; empty if
+/// there is none.
+std::string beside(Env& env, const std::string& directory) {
+  constexpr std::size_t kNamed = 8;
+  std::vector<std::string> found;
+  if (env.is_dir(directory))
+    for (const CheckpointName& name : names(env, directory))
+      if (name.state == NameState::committed && found.size() < kNamed) found.push_back(name.text);
+  return found.empty() ? "" : fmt::format(", such as {}", fmt::join(found, ", "));
 }
 
 }  // namespace
@@ -188,7 +202,9 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
       for (const std::string& entry : env.list(above))
         if (entry.starts_with(base + ".tmp-")) still_written(above + "/" + entry, "named " + base);
     throw Error(ErrorCode::missing,
-                path + ": does not exist; name a checkpoint, a run or its checkpoints directory", path);
+                fmt::format("{}: does not exist; name a checkpoint, a run or its checkpoints directory{}",
+                            path, beside(env, above)),
+                path);
   }
   if (!env.is_dir(path))
     throw Error(
@@ -207,7 +223,10 @@ std::string resolve_checkpoint(Env& env, const std::string& given) {
                 directory);
   for (const CheckpointName& other : names(env, directory))
     if (other.state == NameState::attempt) still_written(directory + "/" + other.text, "committed");
-  throw Error(ErrorCode::missing, directory + ": holds no checkpoint (no directory named step-NNNNNNNNNN)",
+  throw Error(ErrorCode::missing,
+              directory +
+                  ": holds no checkpoint (no directory named step-NNNNNNNNNN); name a checkpoint, or a run "
+                  "that has saved one",
               directory);
 }
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ckpt/checkpoint.h"
-#include "ckpt/commit.h"
+#include "ckpt/contents.h"
+#include "ckpt/env.h"
 
 namespace shardwright::ckpt {
 

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "ckpt/chunk_codec.h"
+#include "ckpt/contents.h"
 #include "ckpt/digest.h"
 #include "ckpt/env.h"
 #include "ckpt/fingerprint.h"
 #include "ckpt/open_files.h"
+#include "ckpt/shard_options.h"
 #include "ckpt/source.h"
 
 namespace shardwright::ckpt {
@@ -24,16 +26,6 @@ struct ChunkRow {
   std::uint32_t stored_bytes = 0;
   std::uint32_t raw_bytes = 0;
   std::uint64_t xxh3_64 = 0;  // of the stored bytes
-};
-
-/// What is recorded about a shard file as a whole.
-struct FileRecord {
-  std::string name;  // "rank-00003.h5"
-  std::uint64_t bytes = 0;
-  Digest128 rest;  // all bytes outside the stored chunks, in file order, table included, of the closed file
-  std::uint64_t table_address = 0;
-  std::uint64_t table_bytes = 0;
-  Digest128 table;
 };
 
 /// What is recorded about one box of a shard.
@@ -63,26 +55,10 @@ struct Part {
   std::vector<BoxRecord> boxes;
 };
 
-struct ShardOptions {
-  Codec codec = Codec::fast;
-  int threads = 1;             // workers that shuffle, compress and hash
-  bool verify_writes = false;  // decode each chunk again and compare before it is written
-  std::uint64_t max_in_flight_bytes = 64u << 20;
-};
-
-/// Where the time of a save went, and what it needed.
-struct ShardStats {
-  std::uint64_t raw_bytes = 0;
-  std::uint64_t stored_bytes = 0;
-  double encode_s = 0;  // summed over workers
-  double write_s = 0;
-  double fsync_s = 0;
-  std::uint64_t peak_host_bytes = 0;  // in flight: raw and stored chunk buffers
-};
-
 /// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns
 /// the part to publish. Fault points shard.open, shard.mid, shard.close, shard.fsync. On any error the file
-/// is abandoned and the Error thrown; nothing is retried. `cancel` (may be null) ends it early with
+/// is abandoned and the Error thrown; nothing is retried. Error(exists) if the file is there already: another
+/// process writes as the same rank. `cancel` (may be null) ends it early with
 /// Error(peer).
 Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
                  std::uint64_t step, std::span<const SaveItem> items, const ShardOptions& options,

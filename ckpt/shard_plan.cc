@@ -7,48 +7,14 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/limits.h"
+#include "ckpt/names.h"
 
 namespace shardwright::ckpt {
 namespace {
 
-constexpr std::size_t kMaxNameBytes = 1024;
-
 [[noreturn]] void refuse(const SaveItem& item, const std::string& what) {
   throw Error(ErrorCode::usage, fmt::format("tensor '{}' kind '{}': {}", item.tensor, item.kind, what));
-}
-
-/// Well-formed UTF-8 by length and continuation bytes: names travel in JSON.
-bool is_utf8(const std::string& text) {
-  std::size_t continuation = 0;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (continuation > 0) {
-      if ((byte & 0xc0) != 0x80) return false;
-      --continuation;
-    } else if (byte >= 0xc2 && byte <= 0xdf) {
-      continuation = 1;
-    } else if ((byte & 0xf0) == 0xe0) {
-      continuation = 2;
-    } else if (byte >= 0xf0 && byte <= 0xf4) {
-      continuation = 3;
-    } else if (byte >= 0x80) {
-      return false;
-    }
-  }
-  return continuation == 0;
-}
-
-void check_name(const SaveItem& item, const std::string& text, const char* role) {
-  if (text.empty() || text == "." || text == ".." || text.size() > kMaxNameBytes)
-    refuse(item,
-           fmt::format("'{}' is no {} name; a dotted path like model.norm.weight is right", text, role));
-  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
-    return c != '/' && c != '@' && static_cast<unsigned char>(c) >= 0x20 && c != 0x7f;
-  });
-  if (!plain || !is_utf8(text))
-    refuse(item,
-           fmt::format("its {} name has '/', '@', a control character or broken UTF-8; other text is right",
-                       role));
 }
 
 void check_box(const SaveItem& item) {
@@ -92,10 +58,7 @@ ShardPlan plan_shard(std::span<const SaveItem> items) {
   std::map<std::pair<std::string, std::string>, Seen> states;
   ShardPlan plan;
   for (const SaveItem& item : items) {
-    check_name(item, item.tensor, "tensor");
-    check_name(item, item.kind, "kind");
-    if (item.kind == "chunks")
-      refuse(item, "the kind 'chunks' is the name of the chunk table; another is needed");
+    check_names(item.tensor, item.kind);
     check_box(item);
     Seen& seen = states.try_emplace({item.tensor, item.kind}, Seen{&item}).first->second;
     if (seen.first->dtype != item.dtype || !(seen.first->global_shape == item.global_shape))
@@ -110,7 +73,9 @@ ShardPlan plan_shard(std::span<const SaveItem> items) {
     record.chunk = chunk_of(item);
     record.first_chunk = plan.chunks;
     record.chunks = item.box.empty() ? 0 : element_count(chunk_grid(item.box, record.chunk));
-    plan.chunks += record.chunks;
+    if (__builtin_add_overflow(plan.chunks, record.chunks, &plan.chunks) || plan.chunks > kMaxChunksOfShard)
+      refuse(item, fmt::format("with it the shard has more than {} chunks; larger chunks are right",
+                               kMaxChunksOfShard));
     if (!item.box.empty() || element_count(item.global_shape) == 0) {
       record.dataset = fmt::format("/{}/{}", item.kind, item.tensor);
       if (seen.datasets > 0) record.dataset += fmt::format("@{}", seen.datasets);

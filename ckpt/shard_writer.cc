@@ -180,6 +180,20 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
   return rows;
 }
 
+/// Whoever else writes by this rank's name would be mixed with it.
+std::unique_ptr<WritableFile> create_shard(Env& env, const std::string& path, int rank) {
+  try {
+    return env.create_new(path);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::exists) throw;
+    throw Error(
+        ErrorCode::exists,
+        fmt::format("{}: exists already; another process writes as rank {} too, one for each rank is right",
+                    path, rank),
+        path);
+  }
+}
+
 }  // namespace
 
 Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
@@ -205,7 +219,7 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
 
   const std::string path = directory + "/" + shard_name(rank);
   fault_point("shard.open", rank, step);
-  const std::unique_ptr<WritableFile> file = env.create(path);
+  const std::unique_ptr<WritableFile> file = create_shard(env, path, rank);
   std::vector<ChunkRow> rows;
   FileRecord record;
   record.name = shard_name(rank);

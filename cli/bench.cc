@@ -6,10 +6,11 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "ckpt/size_text.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
+#include "trainer/records.h"
 
 namespace shardwright::cli {
 namespace {
@@ -26,7 +27,7 @@ int bench_ckpt(const Arguments& arguments) {
                 "shardwright bench ckpt --dir /data --size 1GiB");
   flags.text("--dir", "DIR", directory, "where to write (default: here); what is written is removed");
   flags.size("--size", size, "bytes of state (default 256MiB)");
-  flags.integer("--threads", "N", 1, threads, "threads that compress (default: all cores)");
+  flags.integer("--threads", "N", 1, threads, "threads that compress (default: all cores)", kMostThreads);
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
 
@@ -57,25 +58,30 @@ int bench_ckpt(const Arguments& arguments) {
         "save     {:.2f} s, {:.2f} GB/s, training stalled {:.1f} ms, at most {} in flight\n"
         "load     {:.2f} s, {:.2f} GB/s\n"
         "limited by {}; {:.2f} of what the disk takes\n",
-        size_text(b.raw_bytes), size_text(b.stored_bytes),
+        ckpt::size_text(b.raw_bytes), ckpt::size_text(b.stored_bytes),
         static_cast<double>(b.stored_bytes) / static_cast<double>(b.raw_bytes), b.memcpy_gbps,
         b.disk_write_gbps, b.disk_read_gbps, b.encode_gbps, b.decode_gbps, b.save_s, b.save_gbps, b.stall_ms,
-        size_text(b.peak_host_bytes), b.load_s, b.load_gbps, b.limited_by, b.ratio_to_disk));
+        ckpt::size_text(b.peak_host_bytes), b.load_s, b.load_gbps, b.limited_by, b.ratio_to_disk));
   return 0;
 }
 
 int bench_train(const Arguments& arguments) {
   std::optional<std::int64_t> threads, steps;
+  std::optional<std::string> dtype, recompute;
   bool json = false;
   Options flags("bench train", "Steps of a 10 M GPT beside the best matrix product of this machine.",
                 "shardwright bench train --steps 10");
-  flags.integer("--threads", "N", 1, threads, "threads (default: all cores)");
-  flags.integer("--steps", "N", 1, steps, "steps timed (default 10)");
+  flags.integer("--threads", "N", 1, threads, "threads (default: all cores)", kMostThreads);
+  flags.integer("--steps", "N", 1, steps, "steps timed (default 10)", 1'000'000);
+  flags.text("--dtype", "fp32|bf16|fp16", dtype, "of what matrix products read (default fp32)");
+  flags.text("--recompute", "none|selective|full", recompute,
+             "activations computed again in backward (default none)");
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
 
   const trainer::TrainBench b = trainer::bench_train(static_cast<int>(threads.value_or(default_threads())),
-                                                     static_cast<int>(steps.value_or(10)));
+                                                     static_cast<int>(steps.value_or(10)),
+                                                     dtype.value_or("fp32"), recompute.value_or("none"));
   if (json)
     print_json({{"model", b.model},
                 {"dtype", b.dtype},
@@ -84,7 +90,8 @@ int bench_train(const Arguments& arguments) {
                 {"tokens_per_s", b.tokens_per_s},
                 {"gflops", b.gflops},
                 {"peak_gflops", b.peak_gflops},
-                {"share_of_peak", b.share_of_peak}});
+                {"share_of_peak", b.share_of_peak},
+                {"memory_bytes", nlohmann::json::parse(trainer::memory_json(b.memory))}});
   else
     print(fmt::format("{}, {}, {}: {:.1f} ms a step, {:.0f} tokens/s, {:.0f} GFLOP/s of {:.0f} ({:.0f} %)\n",
                       b.model, b.dtype, b.layout, b.step_ms, b.tokens_per_s, b.gflops, b.peak_gflops,

@@ -13,6 +13,7 @@ const std::vector<Command>& commands() {
       {"list", "every checkpoint of a run, valid or not and why", list, {}},
       {"prune", "remove old checkpoints, never the last valid one", prune, {}},
       {"view", "an HDF5 file that shows whole tensors to h5py and h5dump", view, {}},
+      {"plan", "layouts of a model on a number of GPUs, with their memory and time, best first", plan, {}},
       {"eval", "loss of a checkpoint on a data file", eval, {}},
       {"bench", "measure checkpoints or training against this machine's limits", bench, {"ckpt", "train"}},
   };

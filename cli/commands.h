@@ -20,6 +20,7 @@ int diff(const Arguments& arguments);
 int list(const Arguments& arguments);
 int prune(const Arguments& arguments);
 int view(const Arguments& arguments);
+int plan(const Arguments& arguments);
 int eval(const Arguments& arguments);
 int bench(const Arguments& arguments);
 

@@ -11,7 +11,14 @@ TOLERANCE = 1e-5
 
 
 def lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines() if line.strip()]
+    """The whole lines: a full disk or a kill may have torn one."""
+    found = []
+    for line in Path(path).read_text(errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            pass
+    return [record for record in found if isinstance(record, dict)]
 
 
 def steps(run):

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <thread>
 
 #include "ckpt/scan.h"
@@ -15,15 +17,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Fields of the training state that differ: {field: [a, b]}; absent ones are null.
+constexpr std::size_t kListed = 20;  // differences that fit on a screen
+
+/// Fields of the training state that differ: {field: [a, b]}; absent ones are null. Another program's may
+/// have no fields, and then differs as a whole.
 Json differing_fields(const Json& a, const Json& b) {
   Json differing = Json::object();
+  if (a == b) return differing;
+  const auto pair = [](const Json& x, const Json& y) { return Json::array({x, y}); };
+  if (!a.is_object() || !b.is_object()) {
+    differing["training"] = pair(a, b);
+    return differing;
+  }
   for (const auto& [field, value] : a.items()) {
-    const Json other = b.is_object() ? b.value(field, Json()) : Json();
-    if (value != other) differing[field] = {value, other};
+    const Json other = b.value(field, Json());
+    if (value != other) differing[field] = pair(value, other);
   }
   for (const auto& [field, value] : b.items())
-    if (!a.is_object() || !a.contains(field)) differing[field] = {nullptr, value};
+    if (!a.contains(field)) differing[field] = pair(nullptr, value);
   return differing;
 }
 
@@ -52,9 +63,11 @@ Json differences_json(const ckpt::DiffReport& report) {
   return list;
 }
 
-std::string text_of(const ckpt::DiffReport& report, const Json& training, bool equal) {
+/// `most` differences are told one by one, the rest as a number.
+std::string text_of(const ckpt::DiffReport& report, const Json& training, bool equal, std::size_t most) {
   std::string text;
-  for (const ckpt::Difference& d : report.differences) {
+  for (const ckpt::Difference& d :
+       std::span(report.differences).first(std::min(most, report.differences.size()))) {
     text += fmt::format("{} {}: ", d.tensor, d.kind);
     if (d.what == "value")
       text += fmt::format(
@@ -64,6 +77,8 @@ std::string text_of(const ckpt::DiffReport& report, const Json& training, bool e
       text += fmt::format("{} differs: {} against {}\n", d.what, d.a.empty() ? "absent" : d.a,
                           d.b.empty() ? "absent" : d.b);
   }
+  if (report.differences.size() > most)
+    text += fmt::format("... and {} more; --all lists them\n", report.differences.size() - most);
   for (const auto& [field, values] : training.items())
     text += fmt::format("training state {}: {} against {}\n", field, values[0].dump(), values[1].dump());
   return text + fmt::format("{}: {} states compared by {}, {} differ\n", equal ? "equal" : "different",
@@ -76,7 +91,7 @@ std::string text_of(const ckpt::DiffReport& report, const Json& training, bool e
 int diff(const Arguments& arguments) {
   std::string a, b;
   std::optional<double> atol, rtol;
-  bool state = false, json = false;
+  bool state = false, all = false, json = false;
   Options flags("diff", "Compares two checkpoints by logical tensor, whatever layouts wrote them.",
                 "shardwright diff runs/a runs/b --rtol 1e-6");
   flags.positional("A", a, "a checkpoint or a run");
@@ -84,7 +99,8 @@ int diff(const Arguments& arguments) {
   flags.number("--atol", "X", 0, atol, "|a - b| up to X + rtol |b| counts as equal");
   flags.number("--rtol", "Y", 0, rtol, "see --atol");
   flags.flag("--state", state, "step, samples and the rest of the training state must be equal too");
-  flags.flag("--json", json, "print JSON");
+  flags.flag("--all", all, fmt::format("list every difference, not only the first {}", kListed));
+  flags.flag("--json", json, "print JSON, always with every difference");
   flags.footer(
       "What the manifests decide is decided from them: values are read only where fingerprints differ. "
       "`shardwright verify` tells whether the files still hold what their manifest says.");
@@ -98,8 +114,11 @@ int diff(const Arguments& arguments) {
   options.rtol = rtol.value_or(0);
   options.threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const ckpt::DiffReport report = ckpt::diff(from, to, options);
-  const Json training = differing_fields(json_document(from.manifest().description.training),
-                                         json_document(to.manifest().description.training));
+  const auto training_of = [](const ckpt::Checkpoint& checkpoint) {
+    return json_document(checkpoint.manifest().description.training,
+                         checkpoint.path() + "/manifest.h5: /training");
+  };
+  const Json training = differing_fields(training_of(from), training_of(to));
   const bool equal = report.equal() && (!state || training.empty());
   if (json)
     print_json({{"equal", equal},
@@ -108,7 +127,7 @@ int diff(const Arguments& arguments) {
                 {"differences", differences_json(report)},
                 {"training_differs", training}});
   else
-    print(text_of(report, training, equal));
+    print(text_of(report, training, equal, all ? report.differences.size() : kListed));
   return equal ? 0 : 1;
 }
 

@@ -6,13 +6,14 @@
 #include <optional>
 #include <set>
 
+#include "ckpt/checkpoint.h"
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
+#include "ckpt/size_text.h"
 #include "cli/commands.h"
 #include "cli/layout_flags.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
 #include "cli/words.h"
 #include "reshard/draw.h"
 #include "reshard/layout.h"
@@ -78,8 +79,15 @@ Json files_json(const ckpt::Manifest& manifest) {
   return files;
 }
 
+/// Elements of all tensors.
+std::uint64_t values_of(const ckpt::Manifest& manifest) {
+  std::uint64_t values = 0;
+  for (const ckpt::TensorEntry& tensor : manifest.tensors) values += ckpt::element_count(tensor.shape);
+  return values;
+}
+
 /// `moment` is when the checkpoint was committed, in seconds since the epoch like `now`.
-std::string text_of(const Json& report, double moment, double now) {
+std::string text_of(const Json& report, const ckpt::Manifest& manifest, double moment, double now) {
   const auto text_at = [&](const char* field) { return report[field].get<std::string>(); };
   const auto number_at = [&](const char* field) { return report[field].get<std::uint64_t>(); };
   const Json& layout = report["layout"];
@@ -100,17 +108,21 @@ std::string text_of(const Json& report, double moment, double now) {
   line("written", fmt::format("{} ({})", age_text(moment, now), text_at("time")));
   line("run", fmt::format("{}, generation {}, format version {}", text_at("run"), report["generation"].dump(),
                           report["version"].dump()));
-  line("layout", fmt::format("{}{}: {} rank{}", layout_text(layout),
-                             layout.is_object() ? " (" + layout.value("string", "") + ")" : "",
-                             report["ranks"].dump(), report["ranks"] == 1 ? "" : "s"));
+  // Ranks and parameters are a transformer's; of another program's checkpoint it is known what was written.
+  const bool known = known_layout(layout).has_value();
+  line("layout",
+       fmt::format("{}{}: {}", layout_text(layout), known ? " (" + text_field(layout, "string") + ")" : "",
+                   number_of(number_at("ranks"), known ? "rank" : "writer")));
   line("model", model_text(report["model"]));
-  line("parameters", number_at("parameters") < 10000
-                         ? count_text(number_at("parameters"))
-                         : fmt::format("{} ({})", count_text(number_at("parameters")),
-                                       grouped_text(number_at("parameters"))));
-  line("state", fmt::format("{} of {}", size_text(number_at("raw_bytes")),
+  if (const std::uint64_t count = number_at("parameters"); known)
+    line("parameters",
+         count < 10000 ? count_text(count) : fmt::format("{} ({})", count_text(count), grouped_text(count)));
+  else
+    line("tensors", fmt::format("{}, {} in all", number_of(manifest.tensors.size(), "tensor"),
+                                number_of(values_of(manifest), "value")));
+  line("state", fmt::format("{} of {}", ckpt::size_text(number_at("raw_bytes")),
                             fmt::join(report["kinds"].get<std::vector<std::string>>(), ", ")));
-  line("stored", fmt::format("{} in {} shard{}{}", size_text(number_at("stored_bytes")),
+  line("stored", fmt::format("{} in {} shard{}{}", ckpt::size_text(number_at("stored_bytes")),
                              report["shards"].dump(), report["shards"] == 1 ? "" : "s",
                              number_at("raw_bytes") == 0
                                  ? ""
@@ -125,15 +137,15 @@ std::string text_of(const Json& report, double moment, double now) {
       for (const Json& kind : tensor["kinds"])
         text += fmt::format(
             "    {:<12} {:<5} {:>10} stored of {:>10}  {}\n", kind["kind"].get<std::string>(),
-            kind["dtype"].get<std::string>(), size_text(kind["stored_bytes"].get<std::uint64_t>()),
-            size_text(kind["raw_bytes"].get<std::uint64_t>()), kind["fingerprint"].get<std::string>());
+            kind["dtype"].get<std::string>(), ckpt::size_text(kind["stored_bytes"].get<std::uint64_t>()),
+            ckpt::size_text(kind["raw_bytes"].get<std::uint64_t>()), kind["fingerprint"].get<std::string>());
     }
   }
   if (report.contains("files")) {
     text += "\nFiles:\n";
     for (const Json& file : report["files"]) {
       text += fmt::format("  {}  {}\n", file["name"].get<std::string>(),
-                          size_text(file["stored_bytes"].get<std::uint64_t>()));
+                          ckpt::size_text(file["stored_bytes"].get<std::uint64_t>()));
       for (const Json& box : file["boxes"])
         text += fmt::format("    {:<12} {} offset {} shape {}\n", box["kind"].get<std::string>(),
                             box["tensor"].get<std::string>(), box["offset"].dump(), box["shape"].dump());
@@ -188,7 +200,10 @@ int inspect(const Arguments& arguments) {
   const std::string directory = ckpt::resolve_checkpoint(env, path);
   const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, directory);
   const ckpt::Manifest& manifest = checkpoint.manifest();
-  const Json training = json_document(manifest.description.training);
+  const auto document = [&](const char* name, const std::string& text) {
+    return json_document(text, fmt::format("{}/manifest.h5: {}", directory, name));
+  };
+  const Json training = document("/training", manifest.description.training);
 
   std::uint64_t parameters = 0, raw = 0, stored = 0;
   std::set<std::string> kinds;
@@ -207,7 +222,8 @@ int inspect(const Arguments& arguments) {
   } catch (const Error& error) {
     reason = error.what();
   }
-  const std::string& layout = manifest.description.layout;
+  const Json layout = document("/layout", manifest.description.layout);
+  const std::optional<reshard::Layout> known = known_layout(layout);
   const double moment = env.modified(directory + "/COMMIT");
 
   Json report = {{"path", directory},
@@ -217,10 +233,9 @@ int inspect(const Arguments& arguments) {
                  {"run", checkpoint.commit().run},
                  {"generation", checkpoint.commit().generation},
                  {"version", checkpoint.commit().version},
-                 {"layout", json_document(layout)},
-                 {"ranks", layout.empty() ? static_cast<int>(manifest.files.size())
-                                          : reshard::parse_layout_json(layout).ranks()},
-                 {"model", json_document(manifest.description.model)},
+                 {"layout", layout},
+                 {"ranks", known ? static_cast<std::size_t>(known->ranks()) : manifest.files.size()},
+                 {"model", document("/model", manifest.description.model)},
                  {"training", training},
                  {"parameters", parameters},
                  {"raw_bytes", raw},
@@ -233,14 +248,14 @@ int inspect(const Arguments& arguments) {
   if (ranks) report["files"] = files_json(manifest);
   if (picture) {
     std::optional<reshard::Layout> target;
-    if (layout_flags.given()) target = layout_flags.apply(manifest);
+    if (layout_flags.given()) target = layout_flags.apply(manifest, directory);
     draw(env, checkpoint, *picture, target, drawn);
     report["drawn"] = *picture;
   }
   if (json)
     print_json(report);
   else
-    print(text_of(report, moment, seconds_since_epoch()));
+    print(text_of(report, manifest, moment, seconds_since_epoch()));
   return reason.empty() ? 0 : 1;
 }
 

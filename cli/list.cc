@@ -7,12 +7,13 @@
 #include <thread>
 #include <vector>
 
+#include "ckpt/error.h"
 #include "ckpt/scan.h"
+#include "ckpt/size_text.h"
 #include "cli/checkpoint_path.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
 #include "cli/words.h"
 
 namespace shardwright::cli {
@@ -45,6 +46,24 @@ std::string table(const std::vector<Row>& rows) {
   return text;
 }
 
+/// Null where it cannot be shown, as another program may have left it: the other checkpoints still can.
+Json layout_of(const ckpt::ScanEntry& entry) {
+  try {
+    return json_document(entry.layout_json);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
+/// Why the table is empty: a run that has saved nothing yet, or a directory that is none.
+std::string nothing_in(const std::string& path) {
+  if (is_run(path)) return fmt::format("{}: a run without a checkpoint yet\n", path);
+  return fmt::format(
+      "{}: holds no checkpoint (no directory named step-NNNNNNNNNN), and is no run; give a run or its "
+      "checkpoints directory\n",
+      path);
+}
+
 }  // namespace
 
 int list(const Arguments& arguments) {
@@ -72,7 +91,7 @@ int list(const Arguments& arguments) {
   std::vector<Row> rows;
   for (const ckpt::ScanEntry& entry : entries) {
     if (newest.is_null() && entry.status == ckpt::Status::valid) newest = entry.path;
-    const Json layout = json_document(entry.layout_json);
+    const Json layout = layout_of(entry);
     const std::string status(ckpt::name(entry.status));
     const std::string time = entry.time > 0 ? utc(entry.time) : "";  // one without COMMIT has none
     checkpoints.push_back({{"path", entry.path},
@@ -83,8 +102,8 @@ int list(const Arguments& arguments) {
                            {"layout", layout},
                            {"stored_bytes", entry.stored_bytes},
                            {"time", time.empty() ? Json() : Json(time)}});
-    rows.push_back({grouped_text(entry.step), status, layout.is_object() ? layout.value("string", "") : "",
-                    entry.stored_bytes > 0 ? size_text(entry.stored_bytes) : "",
+    rows.push_back({grouped_text(entry.step), status, text_field(layout, "string"),
+                    entry.stored_bytes > 0 ? ckpt::size_text(entry.stored_bytes) : "",
                     entry.time > 0 ? age_text(entry.time, now) : "",
                     std::filesystem::path(entry.path).filename().string(), entry.reason});
   }
@@ -92,7 +111,7 @@ int list(const Arguments& arguments) {
     print_json({{"newest_valid", newest}, {"checkpoints", checkpoints}});
   else
     print(rows.empty()
-              ? fmt::format("{}: no checkpoints\n", path)
+              ? nothing_in(path)
               : fmt::format("{}{}\n", directory, newest.is_null() ? ": none is valid" : "") + table(rows));
   return 0;
 }

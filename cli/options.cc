@@ -105,15 +105,19 @@ void Options::texts(const std::string& name, const std::string& shown, std::vect
 }
 
 void Options::integer(const std::string& name, const std::string& shown, std::int64_t least,
-                      std::optional<std::int64_t>& to, const std::string& meaning) {
-  state_->value(name, shown, meaning, [&to, name, least, state = state_.get()](const std::string& given) {
-    std::int64_t parsed = 0;
-    const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), parsed);
-    if (error != std::errc() || end != given.data() + given.size() || parsed < least)
-      state->refuse(name, fmt::format("'{}' is not possible", given),
-                    fmt::format("give a whole number from {}", least));
-    to = parsed;
-  });
+                      std::optional<std::int64_t>& to, const std::string& meaning, std::int64_t most) {
+  state_->value(
+      name, shown, meaning, [&to, name, least, most, state = state_.get()](const std::string& given) {
+        std::int64_t parsed = 0;
+        const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), parsed);
+        if (error != std::errc() || end != given.data() + given.size() || parsed < least || parsed > most)
+          state->refuse(
+              name, fmt::format("'{}' is not possible", given),
+              fmt::format(
+                  "give a whole number from {}{}", least,
+                  most == std::numeric_limits<std::int64_t>::max() ? "" : fmt::format(" to {}", most)));
+        to = parsed;
+      });
 }
 
 void Options::number(const std::string& name, const std::string& shown, double least,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,6 +32,9 @@ struct CommandHelp {
 /// Declares what a subcommand takes, then parse() fills the variables given. Mistakes are Error(usage): an
 /// unknown flag comes with the nearest known one, a value with what it should be. Arguments after `--` are
 /// taken as they are, so a path may begin with a dash.
+/// More threads than this are a mistake, and thousands would take the machine with them.
+inline constexpr std::int64_t kMostThreads = 1024;
+
 class Options {
  public:
   /// `name` as typed after "shardwright", `example` a command line shown by --help.
@@ -46,8 +50,10 @@ class Options {
   /// May be given several times.
   void texts(const std::string& name, const std::string& shown, std::vector<std::string>& to,
              const std::string& meaning);
+  /// A whole number from `least` to `most`.
   void integer(const std::string& name, const std::string& shown, std::int64_t least,
-               std::optional<std::int64_t>& to, const std::string& meaning);
+               std::optional<std::int64_t>& to, const std::string& meaning,
+               std::int64_t most = std::numeric_limits<std::int64_t>::max());
   void number(const std::string& name, const std::string& shown, double least, std::optional<double>& to,
               const std::string& meaning);
   /// Bytes, as 512MiB.

@@ -10,9 +10,11 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <system_error>
 
 #include "ckpt/error.h"
-#include "cli/size.h"
+#include "ckpt/json_depth.h"
+#include "ckpt/size_text.h"
 
 namespace shardwright::cli {
 namespace {
@@ -85,14 +87,26 @@ nlohmann::ordered_json json_float(double value) {
   return value > 0 ? "Infinity" : "-Infinity";
 }
 
-nlohmann::ordered_json json_document(const std::string& text) {
+nlohmann::ordered_json json_document(const std::string& text, const std::string& document) {
+  const auto refuse = [&](const char* wrong) {
+    return Error(ErrorCode::damaged,
+                 fmt::format("{}: {}; `shardwright verify` checks the rest", document, wrong));
+  };
   if (text.empty()) return nullptr;
+  if (ckpt::nests_too_deep(text)) throw refuse("nests too deep to be shown");
   try {
     return nlohmann::ordered_json::parse(text);
   } catch (const nlohmann::json::parse_error&) {
-    throw Error(ErrorCode::damaged,
-                "a document inside the checkpoint: is no JSON; `shardwright verify` checks the rest");
+    throw refuse("is no JSON");
+  } catch (const nlohmann::json::out_of_range&) {
+    throw refuse("holds a number beyond 64-bit floats");
   }
+}
+
+std::string text_field(const nlohmann::ordered_json& object, const char* field) {
+  if (!object.is_object()) return "";
+  const auto found = object.find(field);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 int print_error(const std::exception& error, bool json) {
@@ -102,6 +116,14 @@ int print_error(const std::exception& error, bool json) {
     } catch (const Error& ours) {
       return print_error(ours, json);
     }
+  }
+  if (const auto* system = dynamic_cast<const std::system_error*>(&error);
+      system != nullptr && system->code() == std::errc::resource_unavailable_try_again) {
+    const std::string why = system->code().message();
+    return print_error(
+        Error(ErrorCode::io,
+              fmt::format("a thread was refused: {}; a higher limit (ulimit -u), or fewer", why)),
+        json);
   }
   std::string code = "internal", message = error.what(), path;
   int status = 1;
@@ -143,12 +165,12 @@ void ProgressBar::update(std::uint64_t done, std::uint64_t all) {
   const double share = all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
   constexpr int kWidth = 30;
   const int filled = static_cast<int>(std::lround(share * kWidth));
-  std::fputs(
-      fmt::format("\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
-                  std::string(static_cast<std::size_t>(filled), '#'),
-                  std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100, size_text(all))
-          .c_str(),
-      stderr);
+  std::fputs(fmt::format("\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
+                         std::string(static_cast<std::size_t>(filled), '#'),
+                         std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100,
+                         ckpt::size_text(all))
+                 .c_str(),
+             stderr);
   std::fflush(stderr);
 }
 

@@ -20,8 +20,13 @@ void print_json(const nlohmann::ordered_json& document);
 /// A number that parses back to the same value, or the contract's text for a non-finite one.
 nlohmann::ordered_json json_float(double value);
 
-/// A JSON text of another room as a value; null if it is empty.
-nlohmann::ordered_json json_document(const std::string& text);
+/// A JSON text of another room as a value; null if it is empty. Error(damaged) says of `document` why it
+/// cannot be shown: whoever wrote a checkpoint may have put any bytes there.
+nlohmann::ordered_json json_document(const std::string& text,
+                                     const std::string& document = "a document inside the checkpoint");
+
+/// The text in `field` of an object; empty if it is none, or has no such text.
+std::string text_field(const nlohmann::ordered_json& object, const char* field);
 
 /// "shardwright: error: ..." on standard error, a line for each line of the message; with `json` also the
 /// error document on standard output. Returns the exit status.

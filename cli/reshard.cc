@@ -2,30 +2,44 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/checkpoint_name.h"
+#include "ckpt/commit.h"
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
+#include "ckpt/size_text.h"
 #include "cli/commands.h"
 #include "cli/layout_flags.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
+#include "cli/words.h"
+#include "reshard/presets.h"
 
 namespace shardwright::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// The source's may be another program's: null if it cannot be shown, which is no reason to fail after the
+/// work.
+Json shown_layout(const std::string& layout_json) {
+  try {
+    return json_document(layout_json);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 Json report_json(const reshard::ReshardReport& report, bool plan_only) {
   Json json = {{"source", report.source},
                {"target", report.target},
                {"step", report.step},
-               {"from", json_document(report.from_layout_json)},
-               {"to", json_document(report.to_layout_json)},
+               {"from", shown_layout(report.from_layout_json)},
+               {"to", shown_layout(report.to_layout_json)},
                {"tensors", report.tensors},
                {"read_bytes", report.read_bytes},
                {"needed_bytes", report.needed_bytes},
@@ -38,6 +52,10 @@ Json report_json(const reshard::ReshardReport& report, bool plan_only) {
     json["copies"] = report.copies;
     json["files_written"] = report.files_written;
     json["estimated_peak_bytes"] = report.estimated_peak_bytes;
+    Json ranks = Json::array();
+    for (const reshard::RankShare& rank : report.ranks)
+      ranks.push_back({{"rank", ranks.size()}, {"boxes", rank.boxes}, {"bytes", rank.bytes}});
+    json["ranks"] = ranks;
   } else {
     json["seconds"] = json_float(report.seconds);
     json["peak_rss_bytes"] = report.peak_rss_bytes;
@@ -48,23 +66,28 @@ Json report_json(const reshard::ReshardReport& report, bool plan_only) {
 }
 
 std::string layout_string(const std::string& layout_json) {
-  const Json layout = json_document(layout_json);
-  return layout.is_object() ? layout.value("string", "") : "?";
+  const std::string text = text_field(shown_layout(layout_json), "string");
+  return text.empty() ? "?" : text;
 }
 
 std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
   const std::string head =
       fmt::format("{} -> {}, step {}, {} tensors", layout_string(report.from_layout_json),
                   layout_string(report.to_layout_json), report.step, report.tensors);
-  if (plan_only)
-    return fmt::format("{}: {} copies, {} files, {} to read, about {} of memory; nothing was written\n", head,
-                       report.copies, report.files_written, size_text(report.needed_bytes),
-                       size_text(report.estimated_peak_bytes));
+  if (plan_only) {
+    const auto [least, most] = std::ranges::minmax_element(report.ranks, {}, &reshard::RankShare::bytes);
+    return fmt::format(
+        "{}: {} copies, {} files, {} to read, about {} of memory; nothing was written\n"
+        "  each rank writes {} to {} of values\n",
+        head, report.copies, report.files_written, ckpt::size_text(report.needed_bytes),
+        ckpt::size_text(report.estimated_peak_bytes), ckpt::size_text(least->bytes),
+        ckpt::size_text(most->bytes));
+  }
   return fmt::format(
       "{}\n  read {}, wrote {} in {:.2f} s; {} chunks passed through, {} recoded; peak memory {}\n"
       "  proof: fingerprints of {} states {}\n  {}\n",
-      head, size_text(report.read_bytes), size_text(report.written_bytes), report.seconds,
-      report.chunks_passed_through, report.chunks_recoded, size_text(report.peak_rss_bytes),
+      head, ckpt::size_text(report.read_bytes), ckpt::size_text(report.written_bytes), report.seconds,
+      report.chunks_passed_through, report.chunks_recoded, ckpt::size_text(report.peak_rss_bytes),
       report.proof_tensors, report.proof_ok ? "equal" : "DIFFER", report.target);
 }
 
@@ -91,6 +114,53 @@ void check_name(ckpt::Env& env, const std::string& target, std::uint64_t step) {
                 target);
 }
 
+reshard::ReshardReport reshard_checkpoint(const std::string& source, const std::string& target,
+                                          const LayoutFlags& layout, reshard::ReshardOptions options) {
+  if (target.empty()) throw Error(ErrorCode::usage, "reshard: DST is missing; give the directory to make");
+  ckpt::Env& env = ckpt::posix_env();
+  options.source = ckpt::resolve_checkpoint(env, source);
+  options.target = target;
+  const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, options.source);
+  check_name(env, options.target, checkpoint.commit().step);
+  reshard::config_of(checkpoint.manifest(),
+                     options.source);  // of a transformer, before its layout is asked for
+  options.layout = layout.apply(checkpoint.manifest(), options.source);
+  ProgressBar bar("reshard");
+  options.progress = [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); };
+  return reshard::reshard(env, options);
+}
+
+/// "preset:bloom-176b" instead of a checkpoint: a model that need not exist.
+constexpr std::string_view kPreset = "preset:";
+
+struct FromFlags {
+  std::optional<std::string> layout, stages;
+};
+
+reshard::ReshardReport plan_of_preset(const std::string& source, const FromFlags& from,
+                                      const LayoutFlags& target, reshard::ReshardOptions options) {
+  const std::string name = source.substr(kPreset.size());
+  const reshard::Preset* preset = reshard::find_preset(name);
+  if (preset == nullptr)
+    throw Error(ErrorCode::usage, fmt::format("{}: is no preset; the nearest is preset:{}", source,
+                                              reshard::nearest_preset(name)));
+  if (!options.plan_only)
+    throw Error(ErrorCode::usage,
+                fmt::format("{}: has no values to write; --plan-only, or a checkpoint", source));
+  if (!from.layout)
+    throw Error(ErrorCode::usage, "--from: is missing; give the layout that the checkpoint would have");
+  const reshard::ModelSpec model = reshard::build_model(preset->model);
+  reshard::Layout layout = reshard::parse_layout(*from.layout);
+  if (from.stages) layout.stages = parse_stages("--from-stages", *from.stages);
+  reshard::check_layout(layout, model);
+  ckpt::Manifest manifest;
+  manifest.description.layout = reshard::to_json(layout, model);
+  options.layout = target.apply(manifest, source);
+  reshard::ReshardReport report = reshard::plan_reshard(model, layout, options);
+  report.source = source;
+  return report;
+}
+
 }  // namespace
 
 int reshard(const Arguments& arguments) {
@@ -103,36 +173,38 @@ int reshard(const Arguments& arguments) {
   bool json = false;
   Options flags("reshard", "Writes a checkpoint again for another layout, value for value, and proves it.",
                 "shardwright reshard runs/demo demo-t1d3 --layout t1p1d3z1");
-  flags.positional("SRC", source, "a checkpoint, or a run (then its newest valid checkpoint)");
+  FromFlags from;
   flags.positional(
+      "SRC", source,
+      "a checkpoint, or a run (then its newest valid checkpoint); with --plan-only and --from also "
+      "preset:NAME");
+  flags.optional_positional(
       "DST", target,
       "the directory to make; its name should be the step's, as step-0000000120, to resume from");
   layout.declare(flags);
   flags.size("--max-memory", max_memory,
              "memory to use, whatever the model's size (default 512MiB, at least 64MiB)");
-  flags.integer("--jobs", "N", 1, jobs, "processes that share the work (default 1)");
+  flags.integer("--jobs", "N", 1, jobs, "threads that compress (default 1)", kMostThreads);
   flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
   flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
   flags.flag("--plan-only", options.plan_only, "say what would be done, write nothing");
+  flags.text("--from", "LAYOUT", from.layout, "of preset:NAME: the layout to plan from, as t4p12d8z1");
+  flags.text("--from-stages", "5,6,6,5", from.stages, "of preset:NAME: the layers of each stage");
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
   if (cast)
     throw Error(ErrorCode::usage,
                 fmt::format("--cast: '{}' is not built yet; leave it out to keep the types", *cast));
 
-  ckpt::Env& env = ckpt::posix_env();
-  options.source = ckpt::resolve_checkpoint(env, source);
-  options.target = target;
-  const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, options.source);
-  check_name(env, options.target, checkpoint.commit().step);
-  options.layout = layout.apply(checkpoint.manifest());
   if (max_memory) options.max_memory_bytes = *max_memory;
-  if (jobs) options.jobs = static_cast<int>(std::min<std::int64_t>(*jobs, 1 << 16));
+  if (jobs) options.jobs = static_cast<int>(*jobs);
   reshard::ReshardReport report;
-  {
-    ProgressBar bar("reshard");
-    options.progress = [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); };
-    report = reshard::reshard(env, options);
+  if (source.starts_with(kPreset)) {
+    report = plan_of_preset(source, from, layout, options);
+  } else {
+    if (from.layout || from.stages)
+      throw Error(ErrorCode::usage, "--from: belongs to preset:NAME; a checkpoint says its own layout");
+    report = reshard_checkpoint(source, target, layout, options);
   }
   for (const std::string& warning : report.warnings)
     std::fputs(fmt::format("shardwright: warning: {}\n", warning).c_str(), stderr);

@@ -1,7 +1,5 @@
 #include "cli/size.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -10,17 +8,21 @@
 namespace shardwright::cli {
 
 std::optional<std::uint64_t> parse_size(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, double>, 12> kUnits = {{{"", 1},
+  static constexpr std::array<std::pair<std::string_view, double>, 16> kUnits = {{{"", 1},
                                                                                   {"B", 1},
                                                                                   {"KiB", 1024},
                                                                                   {"MiB", 1048576},
                                                                                   {"GiB", 1073741824},
                                                                                   {"TiB", 1099511627776},
+                                                                                  {"PiB", 0x1p50},
+                                                                                  {"EiB", 0x1p60},
                                                                                   {"kB", 1e3},
                                                                                   {"KB", 1e3},
                                                                                   {"MB", 1e6},
                                                                                   {"GB", 1e9},
                                                                                   {"TB", 1e12},
+                                                                                  {"PB", 1e15},
+                                                                                  {"EB", 1e18},
                                                                                   {"bytes", 1}}};
   double number = 0;
   const auto [end, error] =
@@ -32,15 +34,6 @@ std::optional<std::uint64_t> parse_size(std::string_view text) {
     if (text == unit && number * factor < 9e18)
       return static_cast<std::uint64_t>(std::llround(number * factor));
   return std::nullopt;
-}
-
-std::string size_text(std::uint64_t bytes) {
-  static constexpr std::array<const char*, 5> kUnits = {"bytes", "KiB", "MiB", "GiB", "TiB"};
-  double value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
-  return unit == 0 || value >= 100 ? fmt::format("{:.0f} {}", value, kUnits[unit])
-                                   : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 }  // namespace shardwright::cli

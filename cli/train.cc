@@ -7,14 +7,16 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
+#include "reshard/layout.h"
 
 namespace shardwright::cli {
 namespace {
 
 std::string keys_help() {
-  std::string text = "Keys of the configuration and of --set, with their defaults:";
+  std::string text = "Keys of the configuration and of --set, with their defaults, and [what they may be]:";
   for (const trainer::KeyInfo& key : trainer::config_keys())
-    text += fmt::format("\n  {:<32}{:<12} {}", key.key, key.fallback, key.meaning);
+    text += fmt::format("\n  {:<32}{:<12} {}{}", key.key, key.fallback, key.meaning,
+                        key.allowed.empty() ? "" : " [" + key.allowed + "]");
   return text;
 }
 
@@ -23,7 +25,7 @@ std::string keys_help() {
 int train(const Arguments& arguments) {
   trainer::TrainOptions options;
   std::vector<std::string> sets;
-  std::optional<std::string> resume;
+  std::optional<std::string> resume, plan;
   std::optional<std::int64_t> nproc, stop_after;
   bool list_fault_points = false;
 
@@ -31,12 +33,16 @@ int train(const Arguments& arguments) {
                 "Trains a model in parallel, with checkpoints, and goes on by itself when a rank is lost.",
                 "shardwright train run.toml --nproc 4 --set parallel.tp=2 --set optim.lr=3e-4");
   flags.optional_positional("CONFIG", options.config_file, "configuration file (TOML)");
-  flags.integer("--nproc", "N", 1, nproc, "ranks to start here (default: what the layout asks for)");
+  flags.integer("--nproc", "N", 1, nproc, "ranks to start here (default: what the layout asks for)",
+                reshard::kMaxRanks);
   flags.texts("--set", "KEY=VALUE", sets, "replace a key of the configuration; may be repeated");
   flags.text("--resume", "auto|must|never|PATH", resume,
              "auto: newest valid checkpoint, or start fresh; must: newest valid checkpoint; never: start "
              "fresh; or the path "
              "of a checkpoint or a run");
+  flags.text("--plan", "auto", plan,
+             "auto: train in the layout that is fastest by estimate and fits this machine, whatever "
+             "[parallel] says");
   flags.integer("--stop-after", "K", 0, stop_after, "end after step K (a total) with a checkpoint");
   flags.flag("--accept-changes", options.accept_changes, "resume although data, seed or global batch differ");
   flags.flag("--list-fault-points", list_fault_points, "names that SHARDWRIGHT_FAULT understands");
@@ -63,8 +69,14 @@ int train(const Arguments& arguments) {
     options.resume = trainer::Resume::path;
     options.resume_path = *resume;
   }
-  if (nproc) options.nproc = static_cast<int>(std::min<std::int64_t>(*nproc, 1 << 20));
+  if (plan && *plan != "auto")
+    throw Error(ErrorCode::usage, fmt::format("--plan: '{}' is not known; auto is what there is", *plan));
+  options.plan = plan.has_value();
+  if (nproc) options.nproc = static_cast<int>(*nproc);
   options.stop_after = stop_after;
+  if (options.plan && trainer::is_worker())
+    throw Error(ErrorCode::usage,
+                "--plan: one process chooses for all ranks; start it with --nproc N instead of a launcher");
   return trainer::is_worker() ? trainer::run_worker(options) : trainer::run_supervisor(options);
 }
 

@@ -6,10 +6,10 @@
 #include <thread>
 
 #include "ckpt/scan.h"
+#include "ckpt/size_text.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
 
 namespace shardwright::cli {
 
@@ -51,7 +51,7 @@ int verify(const Arguments& arguments) {
     text += fmt::format(
         "{}: {}, step {}: {} files, {} chunks, {} read in {:.2f} s\n", report.path,
         report.ok() ? "every byte is right" : fmt::format("{} problem(s)", report.problems.size()),
-        report.step, report.files, report.chunks, size_text(report.bytes), report.seconds);
+        report.step, report.files, report.chunks, ckpt::size_text(report.bytes), report.seconds);
     print(text);
   }
   return report.ok() ? 0 : 1;

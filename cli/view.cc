@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/scan.h"
+#include "ckpt/size_text.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
-#include "cli/size.h"
 #include "cli/words.h"
 
 namespace shardwright::cli {
@@ -48,7 +48,8 @@ int view(const Arguments& arguments) {
   else
     print(fmt::format("{}: {} datasets of {} tensors, put together from {} pieces in {}; step {}, {}\n", out,
                       grouped_text(written.datasets), grouped_text(written.tensors),
-                      grouped_text(written.boxes), written.source, written.step, size_text(written.bytes)));
+                      grouped_text(written.boxes), written.source, written.step,
+                      ckpt::size_text(written.bytes)));
   return 0;
 }
 

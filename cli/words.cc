@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ckpt/error.h"
+#include "reshard/layout.h"
 #include "reshard/model_spec.h"
 
 namespace shardwright::cli {
@@ -19,15 +20,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string number_of(std::int64_t number, const char* one) {
-  return fmt::format("{} {}{}", number, one, number == 1 ? "" : "s");
+std::string written(const Json& document) {
+  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+/// Another program's document in its own words, as far as a line holds.
+std::string shown(const Json& document) {
+  constexpr std::size_t kLine = 200;  // bytes
+  const std::string text = written(document);
+  if (text.size() <= kLine) return text;
+  std::size_t end = kLine;
+  while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // no character is cut
+  return text.substr(0, end) + "...";
 }
 
 std::string age_of(double seconds) {
   static constexpr std::array<std::pair<double, const char*>, 4> kUnits = {
       {{86400, "day"}, {3600, "hour"}, {60, "minute"}, {1, "second"}}};
   for (const auto& [unit, name] : kUnits)
-    if (seconds >= unit) return number_of(static_cast<std::int64_t>(seconds / unit), name);
+    if (seconds >= unit) return number_of(static_cast<std::uint64_t>(seconds / unit), name);
   return "0 seconds";
 }
 
@@ -38,6 +49,10 @@ std::string even_or_listed(const std::vector<std::int64_t>& layers) {
 }
 
 }  // namespace
+
+std::string number_of(std::uint64_t number, const char* one) {
+  return fmt::format("{} {}{}", grouped_text(number), one, number == 1 ? "" : "s");
+}
 
 std::string grouped_text(std::uint64_t number) {
   std::string digits = std::to_string(number);
@@ -78,8 +93,17 @@ std::string age_text(double moment, double now) {
   return age > 0 ? age_of(age) + " ago" : "in " + age_of(-age);
 }
 
+std::optional<reshard::Layout> known_layout(const Json& layout) {
+  try {
+    return reshard::parse_layout_json(written(layout));
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 std::string layout_text(const Json& layout) {
-  if (!layout.is_object()) return "none";
+  if (layout.empty()) return "none said";
+  if (!known_layout(layout)) return shown(layout);
   const auto degree = [&](const char* name) { return layout.value(name, std::int64_t{1}); };
   std::vector<std::string> axes;
   if (degree("tp") > 1) axes.push_back(fmt::format("{}-way tensor", degree("tp")));
@@ -100,17 +124,21 @@ std::string layout_text(const Json& layout) {
 }
 
 std::string model_text(const Json& model) {
-  if (model.is_null()) return "none said";
+  if (model.empty()) return "none said";
   try {
-    const reshard::ModelConfig m = reshard::parse_model_json(model.dump());
-    const std::string style = m.arch == "gpt2" ? "GPT-2" : m.arch == "llama" ? "Llama" : m.arch;
+    const reshard::ModelConfig m = reshard::parse_model_json(written(model));
+    const std::string style = m.arch == "gpt2"    ? "GPT-2"
+                              : m.arch == "llama" ? "Llama"
+                              : m.arch == "bloom" ? "BLOOM"
+                                                  : m.arch;
     return fmt::format(
         "{} style, {} of width {}, {}{}, MLP of {}, vocabulary {}, sequences of {}, {} embeddings", style,
-        number_of(m.layers, "layer"), m.hidden, number_of(m.heads, "head"),
+        number_of(static_cast<std::uint64_t>(m.layers), "layer"), m.hidden,
+        number_of(static_cast<std::uint64_t>(m.heads), "head"),
         m.kv_heads == m.heads || m.kv_heads == 0 ? "" : fmt::format(" on {} KV heads", m.kv_heads), m.ffn,
         m.vocab, m.seq_len, m.tie_embeddings ? "tied" : "untied");
   } catch (const Error&) {
-    return model.dump();  // another program's, in its own words
+    return shown(model);
   }
 }
 

@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+
+#include "reshard/layout.h"
 
 namespace shardwright::cli {
 
@@ -12,6 +15,9 @@ std::string grouped_text(std::uint64_t number);
 
 /// "9,876", "148.0 thousand", "1.24 million", "70.6 billion".
 std::string count_text(std::uint64_t number);
+
+/// "1 layer", "1,000 layers".
+std::string number_of(std::uint64_t number, const char* one);
 
 /// Now.
 double seconds_since_epoch();
@@ -23,8 +29,11 @@ std::string utc(double moment);
 /// days on the date.
 std::string age_text(double moment, double now);
 
-/// "2-way tensor x 2-stage pipeline x 3-way data parallel, ZeRO 1", from a layout document; "none" if it is
-/// null.
+/// The layout that a document says; nothing if it is another program's.
+std::optional<reshard::Layout> known_layout(const nlohmann::ordered_json& layout);
+
+/// "2-way tensor x 2-stage pipeline x 3-way data parallel, ZeRO 1", from a layout document; "none said" if it
+/// says nothing, and another program's in its own words.
 std::string layout_text(const nlohmann::ordered_json& layout);
 
 /// "GPT-2 style, 4 layers of width 64, 4 heads, ..." from a model document; what is none of ours, as it is.

@@ -2,6 +2,7 @@
 // the CPU is built in, others are modules opened at run time.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,11 +25,17 @@ class Stream {
   DeviceKind kind_;
 };
 
+/// What memory is for. Buffers are all that holds nothing of its own: what collectives pass through, gathered
+/// layers. Scratch is what single operations work in and keep for the next: how much depends on the processor
+/// and its threads.
+enum class MemoryUse : std::uint8_t { param, grad, optimizer, activation, buffers, scratch };
+inline constexpr std::size_t kMemoryUses = 6;
+
 /// A block of device memory, 64-byte aligned and zeroed, freed with the object.
 class Memory {
  public:
   Memory() = default;
-  Memory(DeviceKind kind, std::size_t bytes);
+  Memory(DeviceKind kind, std::size_t bytes, MemoryUse use = MemoryUse::buffers);
   ~Memory();
   Memory(Memory&& other) noexcept;
   Memory& operator=(Memory&& other) noexcept;
@@ -38,9 +45,19 @@ class Memory {
   std::size_t bytes() const { return bytes_; }
 
  private:
+  void release();
+
   std::byte* data_ = nullptr;
   std::size_t bytes_ = 0;
+  MemoryUse use_ = MemoryUse::buffers;
 };
+
+/// Bytes in all Memory objects of this process, by MemoryUse, as asked for. Thread-safe.
+using MemoryBytes = std::array<std::size_t, kMemoryUses>;
+/// The most that there was of each at any time since the start or the last reset_memory_peaks().
+MemoryBytes memory_peaks();
+/// Peaks begin anew from what there is now.
+void reset_memory_peaks();
 
 /// Threads that CPU operations use (OpenMP and oneDNN).
 void set_threads(int threads);

@@ -10,7 +10,8 @@ namespace shardwright::kernels {
 
 double peak_matmul_gflops(Stream& s, std::int64_t n, double seconds) {
   const std::size_t bytes = static_cast<std::size_t>(n * n) * sizeof(float);
-  const Memory a(s.kind(), bytes), b(s.kind(), bytes), c(s.kind(), bytes);
+  const Memory a(s.kind(), bytes, MemoryUse::scratch), b(s.kind(), bytes, MemoryUse::scratch),
+      c(s.kind(), bytes, MemoryUse::scratch);
   fill_normal(s, a.floats(), n * n, 1, 1, 0, 1.0f);
   fill_normal(s, b.floats(), n * n, 1, 2, 0, 1.0f);
   const auto product = [&] {

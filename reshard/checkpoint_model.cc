@@ -9,11 +9,40 @@
 
 namespace shardwright::reshard {
 
-ModelSpec model_of(const ckpt::Manifest& manifest) {
-  ModelSpec model = build_model(parse_model_json(manifest.description.model));
-  const auto refuse = [](const std::string& tensor, const std::string& wrong) {
-    throw Error(ErrorCode::mismatch,
-                fmt::format("{}: {}; the tensors of the model that the checkpoint names", tensor, wrong));
+namespace {
+
+/// `read` with its refusal said of the checkpoint.
+template <typename Read>
+auto of_transformer(const std::string& path, const char* document, const Read& read) {
+  try {
+    return read();
+  } catch (const Error& e) {
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("{}: is no transformer's checkpoint (its {}: {}); one that `shardwright train` wrote",
+                    path, document, e.what()),
+        path);
+  }
+}
+
+}  // namespace
+
+ModelConfig config_of(const ckpt::Manifest& manifest, const std::string& path) {
+  return of_transformer(path, "model",
+                        [&] { return build_model(parse_model_json(manifest.description.model)).config; });
+}
+
+Layout layout_of(const ckpt::Manifest& manifest, const std::string& path) {
+  return of_transformer(path, "layout", [&] { return parse_layout_json(manifest.description.layout); });
+}
+
+ModelSpec model_of(const ckpt::Manifest& manifest, const std::string& path) {
+  ModelSpec model = build_model(config_of(manifest, path));
+  const auto refuse = [&](const std::string& tensor, const std::string& wrong) {
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("{}: {} {}; the tensors of the model that the checkpoint names", path, tensor, wrong),
+        path);
   };
   std::unordered_map<std::string_view, const TensorSpec*> of_name;
   for (const TensorSpec& tensor : model.tensors) of_name[tensor.name] = &tensor;

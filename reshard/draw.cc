@@ -75,6 +75,17 @@ std::uint32_t row_of(const ckpt::Manifest& manifest, const std::string& name) {
                                             name, known.empty() ? "none" : ckpt::nearest(name, known)));
 }
 
+/// Another program's checkpoint is drawn as it is stored.
+bool describes_transformer(const ckpt::Manifest& manifest) {
+  try {
+    config_of(manifest);
+    layout_of(manifest);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::string heading(const char* when, const Layout& layout) {
   return fmt::format("{}: {}, {} rank{}", when, layout.string(), layout.ranks(),
                      layout.ranks() == 1 ? "" : "s");
@@ -115,9 +126,9 @@ Drawing draw_checkpoint(const ckpt::Manifest& manifest, const std::string& title
                         const std::optional<Layout>& target, const std::vector<std::string>& names) {
   std::optional<ModelSpec> model;
   std::optional<Layout> source;
-  if (!manifest.description.model.empty() && !manifest.description.layout.empty()) {
+  if (describes_transformer(manifest)) {
     model = model_of(manifest);
-    source = parse_layout_json(manifest.description.layout);
+    source = layout_of(manifest);
     if (!is_legal(*source, *model)) {
       throw Error(ErrorCode::damaged,
                   fmt::format("checkpoint: names the layout {}, which its model does not allow; "

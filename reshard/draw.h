@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ckpt/box.h"
-#include "ckpt/manifest.h"
+#include "ckpt/contents.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
 

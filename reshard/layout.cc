@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
+#include "ckpt/record_fields.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -36,6 +37,11 @@ Axis axis_of(char letter) {
 int& along(Coordinates& at, Axis axis) { return axis == Axis::tp ? at.tp : axis == Axis::pp ? at.pp : at.dp; }
 
 }  // namespace
+
+int Layout::least_ranks() const {
+  const double count = double{1} * tp * pp * std::max(dp, 1);
+  return static_cast<int>(std::min<double>(count, kMaxRanks));
+}
 
 std::string Layout::string() const {
   std::string text = fmt::format("t{}p{}d{}z{}", tp, pp, dp, zero);
@@ -153,34 +159,27 @@ std::string to_json(const Layout& layout, const ModelSpec& model) {
 }
 
 Layout parse_layout_json(const std::string& json) {
+  const Json j = ckpt::parse_object(json);
   Layout layout;
-  try {
-    const Json j = Json::parse(json);
-    j.at("tp").get_to(layout.tp);
-    j.at("pp").get_to(layout.pp);
-    j.at("dp").get_to(layout.dp);
-    j.at("zero").get_to(layout.zero);
-    j.at("vpp").get_to(layout.vpp);
-    j.at("stages").get_to(layout.stages);
-    if (j.contains("order")) j.at("order").get_to(layout.order);
-  } catch (const Json::exception& e) {
-    throw Error(
-        ErrorCode::damaged,
-        fmt::format("layout description: {}; a JSON object with tp, pp, dp, zero, vpp, stages", e.what()));
-  }
+  layout.tp = ckpt::integer_field<int>(j, "tp");
+  layout.pp = ckpt::integer_field<int>(j, "pp");
+  layout.dp = ckpt::integer_field<int>(j, "dp");
+  layout.zero = ckpt::integer_field<int>(j, "zero");
+  layout.vpp = ckpt::integer_field<int>(j, "vpp");
+  layout.stages = ckpt::integers_field<int>(j, "stages");
+  if (j.contains("order")) layout.order = ckpt::text_field(j, "order");
   for (int degree : {layout.tp, layout.pp, layout.dp, layout.vpp}) {
     if (degree < 1 || degree > kMaxRanks) {
       throw Error(ErrorCode::damaged,
-                  fmt::format("layout description: a degree is {}; 1 to {}", degree, kMaxRanks));
+                  fmt::format("a degree is {}, and 1 to {} are possible", degree, kMaxRanks));
     }
   }
   if (std::int64_t{layout.tp} * layout.pp > kMaxRanks / layout.dp) {
-    throw Error(ErrorCode::damaged,
-                fmt::format("layout description: is of more than {} ranks; at most that many", kMaxRanks));
+    throw Error(ErrorCode::damaged, fmt::format("more than {} ranks", kMaxRanks));
   }
   if (!is_rank_order(layout.order)) {
     throw Error(ErrorCode::damaged,
-                fmt::format("layout description: order is '{}'; t, d and p, each once", layout.order));
+                fmt::format("order is '{}', and not t, d and p, each once", layout.order));
   }
   // What the rule would give anyway is not a choice of the user's: dropping it lets a later change of pp
   // spread anew.

@@ -27,6 +27,9 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int ranks() const { return tp * pp * dp; }
+  /// The same with dp = 0 (what the rank count leaves) as 1, and whatever the degrees are, but at most
+  /// kMaxRanks: of what a configuration says and nobody has checked.
+  int least_ranks() const;
   /// "t2p1d2z1", with v only if > 1.
   std::string string() const;
 };
@@ -97,6 +100,11 @@ void check_layout(const Layout& layout, const ModelSpec& model, const std::optio
 /// suits the batch. Takes milliseconds at any size.
 std::vector<Layout> nearest_legal(const Layout& layout, const ModelSpec& model,
                                   const std::optional<BatchShape>& batch = {}, std::size_t most = 3);
+
+/// Every layout of exactly `ranks` ranks that is legal in training: all degrees, ZeRO stages up to `max_zero`
+/// (only 0 without data parallelism), spread stages, and interleaving where it divides the layers, up to 8.
+/// In a fixed order, the stages of ZeRO last. Takes milliseconds at any size.
+std::vector<Layout> legal_layouts(const ModelSpec& model, const BatchShape& batch, int ranks, int max_zero);
 
 /// Micro-batches that each rank runs per step.
 std::int64_t micro_batches(const Layout& layout, const BatchShape& batch);

@@ -117,6 +117,28 @@ std::vector<Layout> nearest_legal(const Layout& layout, const ModelSpec& model,
   return found;
 }
 
+std::vector<Layout> legal_layouts(const ModelSpec& model, const BatchShape& batch, int ranks, int max_zero) {
+  constexpr int kMostInterleaved = 8;
+  std::vector<Layout> found;
+  for (const std::int64_t tp : legal_tp(model, ranks)) {
+    if (ranks % tp != 0) continue;
+    for (std::int64_t pp = 1; pp <= std::min(model.config.layers, ranks / tp); ++pp) {
+      if (ranks / tp % pp != 0) continue;
+      Layout l;
+      l.tp = static_cast<int>(tp);
+      l.pp = static_cast<int>(pp);
+      l.dp = static_cast<int>(ranks / tp / pp);
+      for (l.vpp = 1; l.vpp <= (l.pp > 1 ? kMostInterleaved : 1); ++l.vpp) {
+        if (l.vpp > 1 && model.config.layers % (pp * l.vpp) != 0) continue;
+        for (l.zero = 0; l.zero <= (l.dp > 1 ? max_zero : 0); ++l.zero) {
+          if (is_legal(l, model, batch)) found.push_back(l);
+        }
+      }
+    }
+  }
+  return found;
+}
+
 std::optional<Layout> shrink(const Layout& old, const ModelSpec& model, const BatchShape& batch,
                              int remaining, int min_ranks) {
   const std::vector<std::int64_t> tps = nearest_first(legal_tp(model, old.ranks()), old.tp);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/record_fields.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -33,8 +34,8 @@ std::int64_t default_llama_ffn(std::int64_t hidden) {
 
 ModelConfig checked(ModelConfig c) {
   const bool llama = c.arch == "llama";
-  if (!llama && c.arch != "gpt2") {
-    refuse("arch", fmt::format("'{}' is not known", c.arch), "known: gpt2, llama");
+  if (!llama && c.arch != "gpt2" && c.arch != "bloom") {
+    refuse("arch", fmt::format("'{}' is not known", c.arch), "known: gpt2, llama, bloom");
   }
   check_extent("layers", c.layers);
   check_extent("hidden", c.hidden);
@@ -51,7 +52,7 @@ ModelConfig checked(ModelConfig c) {
   }
   if (!llama && c.kv_heads != c.heads) {
     refuse("kv_heads", fmt::format("is {} with {} heads", c.kv_heads, c.heads),
-           "gpt2 has as many KV heads as heads (or 0)");
+           fmt::format("{} has as many KV heads as heads (or 0)", c.arch));
   }
   if (c.heads % c.kv_heads != 0) {
     refuse("kv_heads", fmt::format("{} KV heads do not divide the {} heads", c.kv_heads, c.heads),
@@ -123,16 +124,22 @@ Row lm_head_row(const ModelConfig& c, const Cuts& cut) {
   return {Role::lm_head, "lm_head.weight", {cut.vocab, cut.hidden}, cut.by_token, {c.layers}};
 }
 
-// GPT-2: LayerNorm and projections with biases, learned positions.
+// GPT-2: LayerNorm and projections with biases, learned positions. BLOOM: the same, but a LayerNorm after the
+// embedding, and no positions (ALiBi adds them to the scores).
 std::vector<Row> gpt2_rows(const ModelConfig& c) {
   const Cuts cut(c);
   std::vector<Row> rows;
   rows.push_back(embed_tokens_row(c, cut));
-  rows.push_back({Role::embed_positions,
-                  "model.embed_positions.weight",
-                  {static_cast<std::uint64_t>(c.seq_len), cut.hidden},
-                  cut.replicated,
-                  {-1}});
+  if (c.arch == "bloom") {
+    rows.push_back({Role::embed_norm, "model.embed_layernorm.weight", {cut.hidden}, cut.replicated, {-1}});
+    rows.push_back({Role::embed_norm_bias, "model.embed_layernorm.bias", {cut.hidden}, cut.replicated, {-1}});
+  } else {
+    rows.push_back({Role::embed_positions,
+                    "model.embed_positions.weight",
+                    {static_cast<std::uint64_t>(c.seq_len), cut.hidden},
+                    cut.replicated,
+                    {-1}});
+  }
   for (std::int64_t layer = 0; layer < c.layers; ++layer) {
     LayerRows add(layer, rows);
     add(Role::input_norm, "input_layernorm.weight", {cut.hidden}, cut.replicated);
@@ -222,24 +229,19 @@ ModelSpec build_model(const ModelConfig& config) {
 std::string to_json(const ModelConfig& config) { return as_json(config).dump(); }
 
 ModelConfig parse_model_json(const std::string& json) {
-  try {
-    const Json j = Json::parse(json);
-    ModelConfig c;
-    j.at("arch").get_to(c.arch);
-    j.at("layers").get_to(c.layers);
-    j.at("hidden").get_to(c.hidden);
-    j.at("heads").get_to(c.heads);
-    j.at("kv_heads").get_to(c.kv_heads);
-    j.at("ffn").get_to(c.ffn);
-    j.at("vocab").get_to(c.vocab);
-    j.at("seq_len").get_to(c.seq_len);
-    j.at("tie_embeddings").get_to(c.tie_embeddings);
-    j.at("dropout").get_to(c.dropout);
-    return c;
-  } catch (const Json::exception& e) {
-    throw Error(ErrorCode::damaged,
-                fmt::format("model description: {}; a JSON object with the keys of [model]", e.what()));
-  }
+  const Json j = ckpt::parse_object(json);
+  ModelConfig c;
+  c.arch = ckpt::text_field(j, "arch");
+  c.layers = ckpt::integer_field<std::int64_t>(j, "layers");
+  c.hidden = ckpt::integer_field<std::int64_t>(j, "hidden");
+  c.heads = ckpt::integer_field<std::int64_t>(j, "heads");
+  c.kv_heads = ckpt::integer_field<std::int64_t>(j, "kv_heads");
+  c.ffn = ckpt::integer_field<std::int64_t>(j, "ffn");
+  c.vocab = ckpt::integer_field<std::int64_t>(j, "vocab");
+  c.seq_len = ckpt::integer_field<std::int64_t>(j, "seq_len");
+  c.tie_embeddings = ckpt::flag_field(j, "tie_embeddings");
+  c.dropout = ckpt::real_field(j, "dropout");
+  return c;
 }
 
 std::vector<std::string> differing_fields(const ModelConfig& stored, const ModelConfig& here) {

@@ -38,7 +38,7 @@ struct TpCut {
 
 /// What a tensor is for, so that the trainer finds its parameters without parsing names.
 enum class Role : std::uint8_t {
-  embed_tokens, embed_positions,
+  embed_tokens, embed_positions, embed_norm, embed_norm_bias,
   input_norm, input_norm_bias, q, q_bias, k, k_bias, v, v_bias, o, o_bias,
   post_norm, post_norm_bias, gate, up, up_bias, down, down_bias,
   final_norm, final_norm_bias, lm_head,
@@ -69,7 +69,8 @@ struct ModelSpec {
   std::int64_t find(std::string_view name) const;
 };
 
-/// Fills defaults (kv_heads, ffn) and checks the numbers; Error(usage) names the key. Tables: gpt2, llama.
+/// Fills defaults (kv_heads, ffn) and checks the numbers; Error(usage) names the key. Tables: gpt2, llama,
+/// bloom.
 ModelSpec build_model(const ModelConfig& config);
 
 /// JSON object of the `[model]` section as kept in checkpoints, and back. Error(damaged) for a bad one.

@@ -92,6 +92,20 @@ Box tp_box(const TensorSpec& tensor, const TpShare& share) {
   return box;
 }
 
+// The dp indices at which the sizes of pieces may change: all pieces between two of them are equal. Those
+// that get more are neighbours (around the end), and the last one may have fewer rows than its units.
+std::vector<std::uint64_t> size_changes(const Box& box, std::uint64_t tile_rows, std::uint64_t pieces,
+                                        std::uint32_t number) {
+  const std::uint64_t start = turn(number, pieces);
+  const std::uint64_t rows = box.shape[0];
+  const std::uint64_t unit = rows / tile_rows >= kTileRowsEach * pieces ? tile_rows : 1;
+  const std::uint64_t extra = (rows + unit - 1) / unit % pieces;
+  std::vector<std::uint64_t> at{0, start, start + 1, (start + extra) % pieces, pieces - 1, pieces};
+  std::sort(at.begin(), at.end());
+  at.erase(std::unique(at.begin(), at.end()), at.end());
+  return at;
+}
+
 // The pipeline rank of each place of the model: entry p + 1 for place p, from -1 (before the first layer) to
 // `layers`. Virtual stage s runs on pipeline rank s mod pp.
 std::vector<int> pipeline_ranks(const ModelSpec& model, const Layout& layout) {
@@ -116,6 +130,27 @@ std::vector<int> pipeline_holders(const TensorSpec& tensor, const std::vector<in
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   return ranks;
+}
+
+// A tensor as a rank holds it, before any cut among data parallel ranks.
+struct Held {
+  Box box;
+  Dims tile;
+  std::uint64_t copies = 1;  // ranks at one dp index holding the box
+  std::uint64_t writer = 0;  // this rank's place among them
+};
+
+// At the `stage`-th of the `stages` pipeline ranks that hold the tensor.
+Held held_box(const TensorSpec& tensor, const TpShare& share, std::size_t stages, std::size_t stage) {
+  return {tp_box(tensor, share), tile(tensor.shape), stages * share.members,
+          stage * share.members + share.member};
+}
+
+// The part of a dp piece that its rank writes.
+Box written_part(const Box& piece, const Held& held, std::uint32_t tensor, std::uint64_t dp) {
+  // The digits that chose among the dp pieces are used up; the next ones choose among the holders.
+  const auto number = static_cast<std::uint32_t>(tensor / dp);
+  return piece_box(piece, held.tile[0], held.copies, number, held.writer);
 }
 
 }  // namespace
@@ -146,7 +181,6 @@ std::vector<Box> cut(const Box& box, const Dims& global_shape, int pieces, std::
 
 std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank) {
   const Coordinates at = coordinates(layout, rank);
-  const auto tp = static_cast<std::uint64_t>(layout.tp);
   const auto dp = static_cast<std::uint64_t>(layout.dp);
   const std::vector<int> pipeline = pipeline_ranks(model, layout);
 
@@ -158,30 +192,70 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
       return pipeline[static_cast<std::size_t>(place + 1)] == at.pp;
     };
     if (std::none_of(tensor.places.begin(), tensor.places.end(), here)) continue;
-    std::uint64_t stages = 1;
-    std::uint64_t stage = 0;
+    std::size_t stages = 1;
+    std::size_t stage = 0;
     if (tensor.places.size() > 1) {
       const std::vector<int> ranks = pipeline_holders(tensor, pipeline);
       stages = ranks.size();
-      stage = static_cast<std::uint64_t>(std::find(ranks.begin(), ranks.end(), at.pp) - ranks.begin());
+      stage = static_cast<std::size_t>(std::find(ranks.begin(), ranks.end(), at.pp) - ranks.begin());
     }
-    const TpShare share = tp_share(tensor.tp, tp, static_cast<std::uint64_t>(at.tp));
-    const Dims tile_extents = tile(tensor.shape);
+    const TpShare share =
+        tp_share(tensor.tp, static_cast<std::uint64_t>(layout.tp), static_cast<std::uint64_t>(at.tp));
+    const Held held = held_box(tensor, share, stages, stage);
 
     Placed& p = placed.emplace_back();
     p.tensor = i;
-    p.holds = tp_box(tensor, share);
-    p.piece = piece_box(p.holds, tile_extents[0], dp, i, static_cast<std::uint64_t>(at.dp));
+    p.holds = held.box;
+    p.piece = piece_box(p.holds, held.tile[0], dp, i, static_cast<std::uint64_t>(at.dp));
     p.stage_copies = static_cast<std::uint32_t>(stages);
-    p.copies = static_cast<std::uint32_t>(stages * share.members);
-    // The digits that chose among the dp pieces are used up; the next ones choose among the holders.
-    const auto number = static_cast<std::uint32_t>(i / dp);
-    p.writes = piece_box(p.piece, tile_extents[0], p.copies, number, stage * share.members + share.member);
+    p.copies = static_cast<std::uint32_t>(held.copies);
+    p.writes = written_part(p.piece, held, i, dp);
     if (p.writes.empty()) continue;
-    p.chunk = tile_extents;
+    p.chunk = held.tile;
     for (std::size_t d = 0; d < p.chunk.size(); ++d) p.chunk[d] = std::min(p.chunk[d], p.writes.shape[d]);
   }
   return placed;
+}
+
+std::vector<RankSizes> rank_sizes(const ModelSpec& model, const Layout& layout) {
+  const auto tp = static_cast<std::uint64_t>(layout.tp);
+  const auto dp = static_cast<std::uint64_t>(layout.dp);
+  const std::vector<int> pipeline = pipeline_ranks(model, layout);
+  // By pp, tp and dp index, first as differences from one dp index to the next (unsigned, they wrap).
+  std::vector<RankSizes> sums(static_cast<std::size_t>(layout.ranks()));
+  for (std::uint32_t i = 0; i < model.tensors.size(); ++i) {
+    const TensorSpec& tensor = model.tensors[i];
+    const std::vector<int> stages = pipeline_holders(tensor, pipeline);
+    for (std::uint64_t t = 0; t < tp; ++t) {
+      const TpShare share = tp_share(tensor.tp, tp, t);
+      for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+        const Held held = held_box(tensor, share, stages.size(), stage);
+        const std::vector<std::uint64_t> changes = size_changes(held.box, held.tile[0], dp, i);
+        RankSizes* at = &sums[(static_cast<std::uint64_t>(stages[stage]) * tp + t) * dp];
+        at->holds += held.box.elements();
+        RankSizes before;
+        for (std::size_t c = 0; c + 1 < changes.size(); ++c) {
+          const Box piece = piece_box(held.box, held.tile[0], dp, i, changes[c]);
+          const RankSizes now{0, piece.elements(), written_part(piece, held, i, dp).elements()};
+          at[changes[c]].piece += now.piece - before.piece;
+          at[changes[c]].writes += now.writes - before.writes;
+          before = now;
+        }
+      }
+    }
+  }
+  std::vector<RankSizes> sizes(sums.size());
+  auto next = sums.begin();
+  for (Coordinates at; at.pp < layout.pp; ++at.pp) {
+    for (at.tp = 0; at.tp < layout.tp; ++at.tp) {
+      RankSizes sum;
+      for (at.dp = 0; at.dp < layout.dp; ++at.dp, ++next) {
+        sum = {sum.holds + next->holds, sum.piece + next->piece, sum.writes + next->writes};
+        sizes[static_cast<std::size_t>(rank_at(layout, at))] = sum;
+      }
+    }
+  }
+  return sizes;
 }
 
 std::vector<Box> dp_pieces(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor) {

@@ -43,6 +43,18 @@ struct Placed {
 /// ranks; legal layouts only (checked with assertions). Every tensor has at least one dimension.
 std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank);
 
+/// Elements of a rank's boxes, summed over its tensors.
+struct RankSizes {
+  std::uint64_t holds = 0;
+  std::uint64_t piece = 0;
+  std::uint64_t writes = 0;
+};
+
+/// The sums of placement() for every rank, by rank, in far less time than as many calls: pieces of one tensor
+/// come in runs of equal sizes, so time grows with the tensors times the tp degree, and only additions with
+/// the ranks. Pure, thread-safe; legal layouts only.
+std::vector<RankSizes> rank_sizes(const ModelSpec& model, const Layout& layout);
+
 /// All dp pieces of the box that `rank` holds of a tensor, by dp index: disjoint, in order, together `holds`.
 std::vector<ckpt::Box> dp_pieces(const ModelSpec& model, const Layout& layout, int rank,
                                  std::uint32_t tensor);

@@ -16,6 +16,7 @@
 #include "ckpt/commit.h"
 #include "ckpt/digest.h"
 #include "ckpt/error.h"
+#include "reshard/imagined.h"
 #include "reshard/target_plan.h"
 
 namespace shardwright::reshard {
@@ -260,6 +261,27 @@ class Work {
   std::string lock_path_;
 };
 
+// The limits that a plan and a reshard have in common.
+void check_options(const ReshardOptions& options) {
+  if (options.max_memory_bytes < kMinMemory) {
+    throw Error(ErrorCode::usage, fmt::format("--max-memory: {} bytes is too little; at least 64MiB",
+                                              options.max_memory_bytes));
+  }
+  if (options.jobs < 1) throw Error(ErrorCode::usage, fmt::format("--jobs: is {}; at least 1", options.jobs));
+}
+
+// What follows from the plan alone.
+ReshardReport planned(const ckpt::Manifest& source, const TargetPlan& plan, const ReshardOptions& options) {
+  ReshardReport report;
+  report.from_layout_json = source.description.layout;
+  report.to_layout_json = to_json(plan.layout, plan.model);
+  report.tensors = plan.tensors;
+  report.copies = plan.copies;
+  const Budget memory = budget(options.max_memory_bytes, plan.raw_bytes);
+  report.estimated_peak_bytes = kFixedMemory + memory.cache + memory.in_flight;
+  return report;
+}
+
 // Without the shards' chunk tables the stored sizes of chunks are not known; the files' share of what is kept
 // stands for them.
 void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, ReshardReport& report) {
@@ -276,38 +298,43 @@ void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, Reshar
   report.chunks_read = plan.source_chunks;
   report.chunks_recoded = plan.target_chunks;
   report.files_written = plan.files;
+  report.ranks = plan.ranks;
 }
 
 }  // namespace
 
 ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  if (options.max_memory_bytes < kMinMemory) {
-    throw Error(ErrorCode::usage, fmt::format("--max-memory: {} bytes is too little; at least 64MiB",
-                                              options.max_memory_bytes));
-  }
-  if (options.jobs < 1) throw Error(ErrorCode::usage, fmt::format("--jobs: is {}; at least 1", options.jobs));
+  check_options(options);
   const std::string target = normal(options.target);
   check_target(env, options.source, target);
   const auto source = std::make_shared<const ckpt::Checkpoint>(ckpt::Checkpoint::open(env, options.source));
-  const TargetPlan plan = plan_target(source->manifest(), options.layout, options.weights_only);
+  const TargetPlan plan =
+      plan_target(source->manifest(), options.layout, options.weights_only, options.source);
 
-  ReshardReport report;
+  ReshardReport report = planned(source->manifest(), plan, options);
   report.source = source->path();
   report.target = target;
   report.step = source->commit().step;
-  report.from_layout_json = source->manifest().description.layout;
-  report.to_layout_json = to_json(plan.layout, plan.model);
-  report.tensors = plan.tensors;
-  report.copies = plan.copies;
   report.warnings = batch_warnings(source->manifest().description.config, plan);
-  const Budget memory = budget(options.max_memory_bytes, plan.raw_bytes);
-  report.estimated_peak_bytes = kFixedMemory + memory.cache + memory.in_flight;
   if (options.plan_only) {
     estimate_bytes(source->manifest(), plan, report);
   } else {
     Work(env, options, source, plan, target).run(report);
   }
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.peak_rss_bytes = peak_rss_bytes();
+  return report;
+}
+
+ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const ReshardOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  check_options(options);
+  check_layout(from, model);
+  const ckpt::Manifest source = imagined_manifest(model, from);
+  const TargetPlan plan = plan_target(source, options.layout, options.weights_only);
+  ReshardReport report = planned(source, plan, options);
+  estimate_bytes(source, plan, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_rss_bytes = peak_rss_bytes();
   return report;

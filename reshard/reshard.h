@@ -1,5 +1,5 @@
-// Turns a checkpoint of any layout into one of any other: the load plan of every target rank, then the save path, in
-// bounded memory and without temporary files.
+// Turns a checkpoint of any layout into one of any other: the load plan of every target rank, then the save
+// path, in bounded memory and without temporary files.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "ckpt/chunk_codec.h"
+#include "ckpt/codec.h"
+#include "ckpt/contents.h"
 #include "ckpt/env.h"
-#include "ckpt/manifest.h"
 #include "reshard/layout.h"
+#include "reshard/model_spec.h"
 
 namespace shardwright::reshard {
 
@@ -25,6 +26,12 @@ struct ReshardOptions {
   bool plan_only = false;
   ckpt::Codec codec = ckpt::Codec::fast;
   std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)> progress;
+};
+
+/// What a target rank writes.
+struct RankShare {
+  std::uint64_t boxes = 0;
+  std::uint64_t bytes = 0;  // of values, before compression
 };
 
 /// The contract's fields of `reshard --json`.
@@ -46,16 +53,29 @@ struct ReshardReport {
   std::uint64_t estimated_peak_bytes = 0;
   double seconds = 0;
   std::uint64_t peak_rss_bytes = 0;
-  std::uint64_t proof_tensors = 0;  // states whose fingerprints were compared, source against target, before the commit
+  std::uint64_t proof_tensors =
+      0;  // states whose fingerprints were compared, source against target, before the commit
   bool proof_ok = false;
+  std::vector<RankShare> ranks;       // of a plan, by rank of the target
   std::vector<std::string> warnings;  // for example a dp that training's batch does not allow
 };
 
-/// Error(exists) if the target is there, Error(usage) for an illegal layout, Error(busy) if another process works on the
-/// same target, Error(damaged) if the source is. On failure nothing is left that could be taken for a checkpoint.
+/// Error(exists) if the target is there, Error(usage) for an illegal layout, Error(busy) if another process
+/// works on the same target, Error(damaged) if the source is. On failure nothing is left that could be taken
+/// for a checkpoint.
 ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options);
 
-/// Model of a checkpoint, from its manifest; Error(mismatch) if its tensors are not those of the table.
-ModelSpec model_of(const ckpt::Manifest& manifest);
+/// The plan of resharding a training checkpoint of `model` from a layout; there need not be one. Of the
+/// options `layout`, `max_memory_bytes` and `weights_only` count; bytes are those of values, before
+/// compression.
+ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const ReshardOptions& options);
+
+/// The model and the layout that a checkpoint's manifest describes; Error(mismatch) naming `path` if it is
+/// another program's, which describes what it likes, or nothing.
+ModelConfig config_of(const ckpt::Manifest& manifest, const std::string& path = "checkpoint");
+Layout layout_of(const ckpt::Manifest& manifest, const std::string& path = "checkpoint");
+
+/// The table of config_of(); Error(mismatch) also if the tensors are not those of the table.
+ModelSpec model_of(const ckpt::Manifest& manifest, const std::string& path = "checkpoint");
 
 }  // namespace shardwright::reshard

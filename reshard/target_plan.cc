@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/shard.h"
 #include "reshard/placement.h"
 #include "reshard/plan.h"
-#include "reshard/reshard.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -22,9 +22,10 @@ ckpt::Dims chunk_of(const Placed& placed, ckpt::DType dtype) {
 
 }  // namespace
 
-TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only) {
+TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only,
+                       const std::string& path) {
   TargetPlan plan;
-  plan.model = model_of(source);
+  plan.model = model_of(source, path);
   plan.layout = layout;
   check_layout(layout, plan.model);
 
@@ -44,15 +45,18 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
   }
   std::vector<std::vector<ckpt::Box>> target_boxes(plan.model.tensors.size());
   std::vector<std::uint64_t> target_chunks(plan.model.tensors.size());
+  plan.ranks.resize(static_cast<std::size_t>(layout.ranks()));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    bool writes = false;
+    RankShare& share = plan.ranks[static_cast<std::size_t>(rank)];
     for (const Placed& p : placement(plan.model, layout, rank)) {
       if (p.writes.empty() || states_of[p.tensor].empty()) continue;
-      writes = true;
+      share.boxes += states_of[p.tensor].size();
+      for (const std::uint32_t s : states_of[p.tensor])
+        share.bytes += p.writes.elements() * ckpt::size_of(source.states[s].dtype);
       target_boxes[p.tensor].push_back(p.writes);
       target_chunks[p.tensor] += ckpt::element_count(ckpt::chunk_grid(p.writes, p.chunk));
     }
-    plan.files += writes ? 1 : 0;
+    plan.files += share.boxes > 0 ? 1 : 0;
   }
 
   for (std::size_t t = 0; t < states_of.size(); ++t) {
@@ -68,7 +72,7 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
   }
   if (plan.states.empty()) {
     throw Error(ErrorCode::mismatch,
-                fmt::format("checkpoint: has no state of kind '{}'; one with weights", kParam));
+                fmt::format("{}: has no state of kind '{}'; one with weights", path, kParam), path);
   }
   return plan;
 }

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "ckpt/chunk_cache.h"
-#include "ckpt/manifest.h"
+#include "ckpt/contents.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
+#include "reshard/reshard.h"
 
 namespace shardwright::reshard {
 
@@ -29,10 +30,12 @@ struct TargetPlan {
   std::uint64_t target_chunks = 0;
   std::uint64_t copies = 0;  // intersections of target boxes with source boxes
   std::uint64_t files = 0;   // target ranks with anything to write
+  std::vector<RankShare> ranks;
 };
 
 /// `weights_only` keeps the kind `param` alone; Error(mismatch) if there is none.
-TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only);
+TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only,
+                       const std::string& path = "checkpoint");
 
 /// What target rank `rank` writes. Sources read through `cache`.
 std::vector<ckpt::SaveItem> target_items(const TargetPlan& plan, std::shared_ptr<ckpt::ChunkCache> cache,

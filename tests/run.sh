@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs the tests: bash tests/run.sh [--long] [arguments of ctest, such as -R B07]
 #
-# Without arguments: all tests but those labelled `long` in the release build, then the unit and property tests again with
+# Without arguments: all tests but those labelled `long` in the release build, then the unit, property and fuzz tests again with
 # the address and undefined-behaviour sanitizers. --long: the long ones too. With arguments of ctest: the release build only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +18,23 @@ if command -v ccache >/dev/null; then
   export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 fi
 
-total=0 failed=0 summary=
+total=0 failed=0 summary='' names=''
+# count <name> <all> <failed>: a line of the summary.
+count() {
+  summary+=$(printf '%-8s %4d passed, %d failed' "$1" $(($2 - $3)) "$3")$'\n'
+  total=$((total + $2)) failed=$((failed + $3))
+}
+
+# build <name of the preset> <arguments...>: a build that fails counts as a failed test.
+build() {
+  local name=$1
+  shift
+  if cmake --preset "$name" && cmake --build --preset "$name" "$@"; then return 0; fi
+  names+="failed in $name: the build"$'\n'
+  count "$name" 1 1
+  return 1
+}
+
 # run_ctest <name> <build directory> <arguments...>: runs the tests and adds to the summary.
 run_ctest() {
   local name=$1 directory=$2 log=$2/tests.log status=0 line
@@ -30,22 +46,25 @@ run_ctest() {
     some_failed=$(sed -E 's/.* ([0-9]+) tests? failed out of ([0-9]+).*/\1/' <<<"$line")
     all=$(sed -E 's/.* ([0-9]+) tests? failed out of ([0-9]+).*/\2/' <<<"$line")
   fi
-  # A ctest that failed without failing tests found none, or could not run.
-  if [ "$status" -ne 0 ] && [ "$some_failed" -eq 0 ]; then some_failed=1 all=$((all + 1)); fi
-  summary+=$(printf '%-8s %4d passed, %d failed' "$name" $((all - some_failed)) "$some_failed")$'\n'
-  total=$((total + all)) failed=$((failed + some_failed))
+  if [ "$some_failed" -gt 0 ]; then
+    # ctest lists them at its end, as "  7 - Name (Timeout)".
+    names+=$(sed -nE '/^The following tests FAILED:/,$ s/^[[:space:]]*[0-9]+ - (.*\)).*$/failed in '"$name"': \1/p' "$log")$'\n'
+  elif [ "$status" -ne 0 ]; then
+    # A ctest that failed without failing tests found none, or could not run.
+    names+="failed in $name: ctest itself, with status $status"$'\n'
+    some_failed=1 all=$((all + 1))
+  fi
+  count "$name" "$all" "$some_failed"
 }
 
-cmake --preset release
-cmake --build --preset release
 # Two at a time: tests that measure time or need the machine to themselves are marked serial.
-run_ctest release build/release -j 2 "${selection[@]}" "$@"
-
-if [ $# -eq 0 ]; then
-  cmake --preset asan
-  cmake --build --preset asan --target unit_tests
-  run_ctest asan build/asan -j 2 -L 'unit|property' -LE long
+if build release; then
+  run_ctest release build/release -j 2 "${selection[@]}" "$@"
+  if [ $# -eq 0 ] && build asan --target unit_tests; then
+    run_ctest asan build/asan -j 2 -L 'unit|property|fuzz' -LE long
+  fi
 fi
 
-printf '\n%s%d passed, %d failed\n' "$summary" $((total - failed)) "$failed"
+# The names last, so that they are still there in a log of which only the end is kept.
+printf '\n%s%d passed, %d failed\n%s' "$summary" $((total - failed)) "$failed" "$names"
 [ "$failed" -eq 0 ]

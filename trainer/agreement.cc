@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ std::optional<Error> failure_of_any(Communicator& world, const std::function<voi
     work();
   } catch (const Error& error) {
     mine = encode(error);
+  } catch (const std::bad_alloc&) {
+    mine = encode(Error(ErrorCode::io, kNoMemory));
   } catch (const std::exception& error) {
     mine = encode(Error(ErrorCode::io, error.what()));
   }

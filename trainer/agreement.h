@@ -10,6 +10,10 @@
 
 namespace shardwright::trainer {
 
+/// What is told where memory cannot be had.
+inline constexpr const char* kNoMemory =
+    "memory: this machine has not enough free; fewer ranks here, or a smaller model";
+
 /// An Error that every rank of the run throws at the same place, so that all can leave in order.
 class AgreedError : public Error {
  public:

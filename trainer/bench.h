@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/device.h"
+
 namespace shardwright::trainer {
 
 struct TrainBench {
@@ -13,12 +15,13 @@ struct TrainBench {
   double step_ms = 0;
   double tokens_per_s = 0;
   double gflops = 0;
-  double peak_gflops = 0;  // best 2048^3 matrix product of this run
+  double peak_gflops = 0;  // best 2048^3 fp32 matrix product of this run
   double share_of_peak = 0;
+  kernels::MemoryBytes memory{};  // peaks by use
 };
 /// Forward, backward and optimizer of a 10 M GPT (6 layers x 384, sequence 256, batch 8, vocabulary 256) on
-/// one rank.
-TrainBench bench_train(int threads, int steps);
+/// one rank; `dtype` as train.dtype, `recompute` as parallel.recompute.
+TrainBench bench_train(int threads, int steps, const std::string& dtype, const std::string& recompute);
 
 struct CkptBench {
   std::uint64_t raw_bytes = 0, stored_bytes = 0;

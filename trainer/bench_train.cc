@@ -25,21 +25,25 @@ reshard::ModelSpec ten_million() {
 
 }  // namespace
 
-TrainBench bench_train(int threads, int steps) {
+TrainBench bench_train(int threads, int steps, const std::string& dtype, const std::string& recompute) {
   kernels::set_threads(threads);
   kernels::Stream stream(kernels::DeviceKind::cpu);
   const double before = kernels::peak_matmul_gflops(stream);
 
   const reshard::Layout layout;
-  Parameters parameters(ten_million(), layout, 0);
+  kernels::reset_memory_peaks();
+  Parameters parameters(ten_million(), layout, 0, element_type_named(dtype));
   parameters.initialise(1);
   Communicators comms = make_communicators(make_self_communicator(), parameters.model(), layout);
   PipelineOptions options;
   options.batch = kBatch;
   options.positions = kPositions;
-  Pipeline pipeline(parameters, comms, stream, options);
+  options.recompute = recompute_named(recompute);
+  DataParallel data(parameters, *comms.data, stream);
+  data.spread_values();
+  Pipeline pipeline(parameters, comms, data, stream, options);
   const Config::Optim hyper;
-  Optimizer optimizer(parameters, comms, stream, hyper, false);
+  Optimizer optimizer(parameters, comms, data, stream, hyper, false);
   MicroBatch batch;
   batch.batch = kBatch;
   batch.positions = kPositions;
@@ -67,12 +71,13 @@ TrainBench bench_train(int threads, int steps) {
 
   TrainBench result;
   result.model = "gpt2 6 x 384";
-  result.dtype = "fp32";
+  result.dtype = dtype;
   result.layout = layout.string();
   result.step_ms = median * 1e3;
   const double tokens_per_step = static_cast<double>(kBatch * kPositions);
   result.tokens_per_s = tokens_per_step / median;
   result.gflops = flops_per_token(parameters.model(), kPositions) * tokens_per_step / median * 1e-9;
+  result.memory = kernels::memory_peaks();  // before the matrices of the ceiling
   // Clocks and neighbours change: the ceiling is the best of before and after.
   result.peak_gflops = std::max(before, kernels::peak_matmul_gflops(stream));
   result.share_of_peak = result.gflops / result.peak_gflops;

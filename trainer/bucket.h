@@ -1,12 +1,10 @@
-// Tensors that data-parallel collectives treat together: their dp pieces, packed one rank's after the
-// other's.
+// Tensors of a unit that data-parallel collectives treat together: their dp pieces, packed one rank's after
+// the other's, in rounds of a bounded size.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
-#include "trainer/communicator.h"
 #include "trainer/parameters.h"
 
 namespace shardwright::trainer {
@@ -16,39 +14,31 @@ namespace shardwright::trainer {
 /// depends on length and place in a buffer, and only buffers of such copies alone have the same of both on
 /// all ranks with the same tensors: apart from the rest, copies come out of a reduction equal in each bit.
 enum class BucketOf : std::uint8_t { own, tensor_copies, stage_copies };
+BucketOf bucket_of(const reshard::Placed& placed);
 
-/// Collective over the data axis; all ranks of it hold the same boxes. Not thread-safe.
+/// Says what goes where, and moves nothing. The same on all ranks of a data axis, which hold the same boxes.
 class Bucket {
  public:
-  Bucket(Parameters& parameters, Communicator& data, BucketOf kind);
-  bool empty() const { return packed_.empty(); }
+  /// Elements of one tensor that follow each other in memory and in a round.
+  struct Run {
+    std::size_t parameter = 0;
+    std::uint64_t offset = 0;        // of its first element in `holds`
+    std::uint64_t piece_offset = 0;  // in the piece that it is part of
+    std::uint64_t elements = 0;
+  };
 
-  /// Sums gradients over the axis: each rank gets its pieces (uneven, some empty), what is outside them is
-  /// stale.
-  void reduce_scatter_gradients();
-  /// Gradients into the bucket; all_reduce_gradients() sums what was packed last and puts it in their place.
-  void pack_gradients();
-  void all_reduce_gradients();
-  /// Each rank's pieces of the parameters to all.
-  void all_gather_values();
+  /// Of `ranks` along the data axis; a round has at most `round_elements` of each of them.
+  Bucket(const Parameters& parameters, std::size_t unit, BucketOf kind, int ranks,
+         std::uint64_t round_elements);
+  bool empty() const { return rounds() == 0; }
+  /// Until the largest of the ranks' shares is through.
+  std::int64_t rounds() const;
+  /// What a round has of the pieces of a dp index, in the order in which they are packed; none for some.
+  std::vector<Run> runs(std::int64_t round, int index) const;
 
  private:
-  /// A dp piece of one tensor, in the bucket and in the tensor's memory.
-  struct Segment {
-    std::size_t parameter = 0;
-    std::uint64_t offset = 0;  // in `holds`
-    std::uint64_t length = 0;
-    std::uint64_t packed = 0;  // in packed_
-  };
-  std::span<const Segment> own_segments() const;
-
-  Parameters& parameters_;
-  Communicator& data_;
-  std::vector<Segment> segments_;     // by dp index, then tensor
-  std::vector<std::size_t> first_;    // per dp index, its first segment; one more at the end
-  std::vector<std::int64_t> counts_;  // elements per dp index
-  std::vector<float> packed_;         // all segments
-  std::vector<float> reduced_;        // this rank's
+  std::uint64_t round_elements_;
+  std::vector<std::vector<Run>> pieces_;  // by dp index: its pieces, whole
 };
 
 }  // namespace shardwright::trainer

@@ -13,11 +13,14 @@
 
 namespace shardwright::trainer {
 
-/// A send or a receive that was started: the memory it is about must stay, unchanged, until wait() returns.
+/// What was started: a send, a receive, or a collective. The memory it is about must stay, unchanged, until
+/// wait() returns, which must be called.
 class Transfer {
  public:
   virtual ~Transfer() = default;
   virtual void wait() = 0;
+  /// Lets it go on without waiting: where nobody calls MPI, nothing moves.
+  virtual void advance() = 0;
 };
 
 class Communicator {
@@ -39,6 +42,13 @@ class Communicator {
   /// may be its place in `out`.
   virtual void all_gather(std::span<const float> in, std::span<float> out,
                           std::span<const std::int64_t> counts) = 0;
+  /// The same two, only started; bytes are gathered in place, this rank's segment (`bytes` has the sizes of
+  /// all) standing where it belongs. All ranks start collectives in one order, and may have several under
+  /// way.
+  virtual std::unique_ptr<Transfer> start_reduce_scatter_sum(std::span<const float> in, std::span<float> out,
+                                                             std::span<const std::int64_t> counts) = 0;
+  virtual std::unique_ptr<Transfer> start_all_gather(std::span<std::byte> all,
+                                                     std::span<const std::int64_t> bytes) = 0;
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   virtual void barrier() = 0;
 

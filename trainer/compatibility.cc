@@ -8,20 +8,23 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
+#include "ckpt/json_depth.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
+#include "reshard/reshard.h"
 
 namespace shardwright::trainer {
 namespace {
 
-constexpr std::array<const char*, 3> kFreeSections = {"optim", "checkpoint", "elastic"};
-constexpr std::array<const char*, 2> kFreeTrainKeys = {"steps", "dtype"};
+constexpr std::array<const char*, 4> kFreeSections = {"optim", "checkpoint", "health", "elastic"};
+constexpr std::array<const char*, 4> kFreeTrainKeys = {"steps", "dtype", "loss_scale", "loss_scale_window"};
 // Of [parallel], what a layout's string does not say.
 constexpr std::array<const char*, 4> kFreeParallelKeys = {"stages", "rank_order", "schedule",
                                                           "sequence_parallel"};
 
 nlohmann::json parse(const std::string& text) {
   // A configuration of another program may be anything: then there is nothing to compare.
+  if (ckpt::nests_too_deep(text)) return nlohmann::json::object();
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
   return json.is_object() ? json : nlohmann::json::object();
 }
@@ -44,7 +47,8 @@ void compare_section(const nlohmann::json& stored, const nlohmann::json& here, c
 
 std::string layout_string(const std::string& json) {
   const nlohmann::json object = parse(json);
-  return object.value("string", std::string());
+  const auto string = object.find("string");
+  return string != object.end() && string->is_string() ? string->get<std::string>() : "";
 }
 
 bool is_weights_only(const ckpt::Manifest& stored) {
@@ -58,19 +62,20 @@ std::string Difference::line() const {
   return fmt::format("{}: {} in the checkpoint, {} here", field, stored, here);
 }
 
-Comparison compare(const ckpt::Manifest& stored, const Config& config, const reshard::ModelSpec& model,
-                   const TrainingState& here) {
+Comparison compare(const ckpt::Manifest& stored, const std::string& path, const Config& config,
+                   const reshard::ModelSpec& model, const TrainingState& here) {
   const std::vector<std::string> fields =
-      reshard::differing_fields(reshard::parse_model_json(stored.description.model), model.config);
+      reshard::differing_fields(reshard::config_of(stored, path), model.config);
   if (!fields.empty())
     throw Error(ErrorCode::mismatch,
-                fmt::format("[model]: not the checkpoint's model ({}); the same values, or another run "
+                fmt::format("[model]: not the model of {} ({}); the same values, or another run "
                             "directory",
-                            fmt::join(fields, "; ")));
+                            path, fmt::join(fields, "; ")),
+                path);
   Comparison result;
   result.weights_only = is_weights_only(stored);
 
-  const TrainingState then = parse_training_json(stored.description.training);
+  const TrainingState then = training_state_of(stored, path);
   if (then.seed != here.seed)
     result.refused.push_back({"train.seed", std::to_string(then.seed), std::to_string(here.seed)});
   if (then.global_batch != 0 && then.global_batch != here.global_batch)

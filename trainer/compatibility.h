@@ -27,9 +27,9 @@ struct Comparison {
 };
 
 /// `here` is the state as this run would start it: seed, global batch and data of the configuration.
-/// Error(mismatch) for another model, with the fields that differ.
-Comparison compare(const ckpt::Manifest& stored, const Config& config, const reshard::ModelSpec& model,
-                   const TrainingState& here);
+/// Error(mismatch) for another model, with the fields that differ, and for another program's checkpoint.
+Comparison compare(const ckpt::Manifest& stored, const std::string& path, const Config& config,
+                   const reshard::ModelSpec& model, const TrainingState& here);
 
 /// Throws Error(mismatch) naming what needs --accept-changes, if anything does.
 void refuse_changes(const Comparison& comparison, const std::string& path);

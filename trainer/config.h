@@ -20,7 +20,8 @@ struct Config {
   std::string run_dir;          // [run] dir, default runs/<stem of the file>
   std::string checkpoints_dir;  // [checkpoint] dir, default <run_dir>/checkpoints
 
-  reshard::ModelConfig model;  // [model], defaults filled in
+  std::string preset;          // [model] preset, a name of reshard::presets() or empty
+  reshard::ModelConfig model;  // [model], the preset and defaults filled in
 
   struct Data {
     std::vector<std::string> train;  // files, in order; a string or an array in TOML
@@ -34,7 +35,9 @@ struct Config {
     std::int64_t micro_batch = 1;
     std::uint64_t seed = 0;
     std::string dtype = "fp32";
-    std::int64_t eval_every = 0;  // 0: never
+    double loss_scale = 65536;              // fp16: the first one
+    std::int64_t loss_scale_window = 2000;  // fp16: finite steps until it doubles
+    std::int64_t eval_every = 0;            // 0: never
     std::string device = "auto";
     bool log_samples = false;
     bool reproducible = true;
@@ -72,6 +75,13 @@ struct Config {
     double commit_deadline_s = 120;
   } checkpoint;
 
+  struct Health {
+    std::string on_nonfinite = "stop";  // stop | skip | rollback
+    std::int64_t max_skips = 10;        // in a row; of rollbacks: in one call
+    double loss_spike = 1.5;            // times the median of the last steps; 0: not watched
+    double norm_spike = 10;
+  } health;
+
   struct Elastic {
     bool enabled = true;
     std::string on_failure = "shrink";  // shrink | restart
@@ -89,15 +99,19 @@ using Override = std::pair<std::string, std::string>;
 /// "section.key=value" taken apart. Error(usage).
 Override parse_override(const std::string& text);
 
-/// Who said the value of each key ("section.key"): "run.toml:7", "--set", or "default", also where a default
-/// follows from other values.
+/// Who said the value of each key ("section.key"): "run.toml:7", "--set", "preset", or "default", also where
+/// a default follows from other values.
 using ValueSources = std::map<std::string, std::string>;
 
 /// Reads and checks; Error(usage) with a line for each mistake: unknown key (nearest known), wrong type (what
-/// is right), value out of range, not built yet. Error(missing) for the file. Paths stay as written (relative
-/// to the working directory). `sources` (may be null) gets an entry for each key.
+/// is right), value out of range, not built yet. [model] preset fills in what neither file nor overrides say.
+/// Error(missing) for the file. Paths stay as written (relative to the working directory). `sources` (may be
+/// null) gets an entry for each key.
 Config load_config(const std::string& file, const std::vector<Override>& overrides,
                    ValueSources* sources = nullptr);
+/// The same for TOML that was read already; `file` names it in messages, in `sources` and for defaults.
+Config parse_config(const std::string& contents, const std::string& file,
+                    const std::vector<Override>& overrides, ValueSources* sources = nullptr);
 
 /// The effective, complete configuration as TOML (written to <run>/config.toml); load_config reads it back to
 /// the same Config. With `sources`, each value's own is a comment behind it.
@@ -108,11 +122,13 @@ std::string to_json(const Config& config);
 /// The overrides that set a layout, whatever the file says: how a supervisor tells its workers theirs.
 std::vector<Override> layout_overrides(const reshard::Layout& layout);
 
-/// Every key with its default and meaning, "section.key" (for --help and for suggestions).
+/// Every key with its default, its meaning and what it may be, "section.key" (for --help and for
+/// suggestions).
 struct KeyInfo {
   std::string key;
   std::string fallback;
   std::string meaning;
+  std::string allowed;  // "gpt2, llama, bloom" or "from 1", "above 0", ...; empty: whatever its type holds
 };
 const std::vector<KeyInfo>& config_keys();
 

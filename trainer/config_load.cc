@@ -12,12 +12,15 @@
 #include "ckpt/env.h"
 #include "ckpt/error.h"
 #include "ckpt/nearest.h"
+#include "reshard/presets.h"
 #include "trainer/config_schema.h"
+#include "trainer/config_text.h"
 
 namespace shardwright::trainer {
 namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = 1u << 20;
+constexpr const char* kPresetKey = "model.preset";
 
 /// One "section.key = value" and where it was said.
 struct Entry {
@@ -71,16 +74,7 @@ std::string origin_of(const std::string& file, const toml::node& node) {
   return fmt::format("{}:{}", file, node.source().begin.line);
 }
 
-std::vector<Entry> read_file_entries(const std::string& file, Mistakes& mistakes) {
-  // Whatever is wrong with that file, something else was meant: status 2.
-  const std::string contents = [&file] {
-    try {
-      return ckpt::read_file(ckpt::posix_env(), file, kMaxConfigBytes);
-    } catch (const Error& error) {
-      throw Error(error.code() == ErrorCode::missing ? ErrorCode::missing : ErrorCode::usage, error.what(),
-                  file);
-    }
-  }();
+std::vector<Entry> file_entries(const std::string& contents, const std::string& file, Mistakes& mistakes) {
   toml::table document;
   try {
     document = toml::parse(contents, file);
@@ -151,13 +145,6 @@ class Assign {
   Assign(const ConfigKey& key, const Entry& entry, Config& config, Mistakes& mistakes)
       : key_(key), entry_(entry), config_(config), mistakes_(mistakes) {}
 
-  void operator()(std::monostate) {
-    const auto text = entry_.value().value_exact<std::string>();
-    if (!text)
-      wrong_type();
-    else if (!text->empty())
-      not_built(fmt::format("\"{}\"", *text));
-  }
   void operator()(bool& (*place)(Config&)) {
     const auto value = entry_.value().value_exact<bool>();
     if (!value) return wrong_type();
@@ -166,7 +153,8 @@ class Assign {
   void operator()(double& (*place)(Config&)) {
     const auto value = entry_.value().value<double>();
     if (!value || !entry_.value().is_number()) return wrong_type();
-    if (in_range(*value, fmt::format("{}", *value))) place(config_) = *value;
+    // A zero has no sign: written, -0 would be a whole number, which has none.
+    if (in_range(*value, fmt::format("{}", *value))) place(config_) = *value == 0 ? 0.0 : *value;
   }
   template <typename Integer>
   requires(std::is_integral_v<Integer>) void operator()(Integer& (*place)(Config&)) {
@@ -215,7 +203,7 @@ class Assign {
       return wrong_type();
     }
     for (const std::string& text : values) {
-      if (!without_nul(text)) return;
+      if (!usable(text)) return;
       if (text.empty()) return say("a name is empty; give " + expectation(key_));
     }
     place(config_) = std::move(values);
@@ -236,19 +224,17 @@ class Assign {
       out_of_range(shown);
       return false;
     }
-    if (value > key_.built_most) {
-      not_built(shown);
-      return false;
-    }
     return true;
   }
-  bool without_nul(const std::string& text) {
-    const bool without = text.find('\0') == std::string::npos;
-    if (!without) say("has a NUL character; give " + expectation(key_));
-    return without;
+  /// The system takes no NUL in a path, and --set may hold bytes that no TOML can.
+  bool usable(const std::string& text) {
+    const bool nul = text.find('\0') != std::string::npos, utf8 = is_utf8(text);
+    if (nul || !utf8)
+      say(fmt::format("{}; give {}", nul ? "has a NUL character" : "is not UTF-8", expectation(key_)));
+    return !nul && utf8;
   }
   bool chosen(const std::string& text) {
-    if (!without_nul(text)) return false;
+    if (!usable(text)) return false;
     if (key_.choices.empty() || std::ranges::find(key_.choices, text) != key_.choices.end()) return true;
     if (std::ranges::find(key_.later, text) != key_.later.end()) {
       not_built(fmt::format("\"{}\"", text));
@@ -267,13 +253,7 @@ class Assign {
     say(fmt::format("{} is out of range; give {}", shown, expectation(key_)));
   }
   void not_built(const std::string& shown) {
-    const bool number = key_.built_most < std::numeric_limits<double>::infinity();
-    say(fmt::format("{} is not built yet; {}", shown,
-                    number ? "use " + built_range() : "give " + expectation(key_)));
-  }
-  std::string built_range() const {
-    return key_.least < key_.built_most ? fmt::format("{} or {}", key_.least, key_.built_most)
-                                        : fmt::format("{}", key_.built_most);
+    say(fmt::format("{} is not built yet; give {}", shown, expectation(key_)));
   }
   void say(const std::string& what) {
     mistakes_.add(fmt::format("{}: {}: {}", entry_.origin, key_.name, what));
@@ -285,10 +265,32 @@ class Assign {
   Mistakes& mistakes_;
 };
 
+/// Keys that a preset gives a value.
+bool in_preset(const ConfigKey& key) {
+  return key.name.starts_with("model.") && key.name != kPresetKey && key.name != "model.dropout";
+}
+
+/// The model that config.preset names, before anything else that was said of it.
+void start_from_preset(const Entry& entry, Config& config, Mistakes& mistakes) {
+  if (config.preset.empty()) return;
+  if (const reshard::Preset* preset = reshard::find_preset(config.preset)) {
+    config.model = preset->model;
+    return;
+  }
+  std::vector<std::string> names;
+  for (const reshard::Preset& preset : reshard::presets()) names.push_back(preset.name);
+  mistakes.add(fmt::format("{}: model.preset: \"{}\" is no known value; give one of {} (nearest: {})",
+                           entry.origin, config.preset, fmt::join(names, ", "),
+                           reshard::nearest_preset(config.preset)));
+}
+
 /// What no single key can tell: the model's and the layout's own rules, and paths that follow from others.
 void complete(Config& config, Mistakes& mistakes) {
-  if (config.run_dir.empty())
+  if (config.run_dir.empty()) {
     config.run_dir = (std::filesystem::path("runs") / std::filesystem::path(config.file).stem()).string();
+    if (!is_utf8(config.run_dir))
+      mistakes.add("run.dir: would follow the name of the file, which is not UTF-8; give run.dir");
+  }
   if (config.checkpoints_dir.empty())
     config.checkpoints_dir = (std::filesystem::path(config.run_dir) / "checkpoints").string();
   if (config.train.eval_every > 0 && config.data.valid.empty())
@@ -313,9 +315,28 @@ Override parse_override(const std::string& text) {
 }
 
 Config load_config(const std::string& file, const std::vector<Override>& overrides, ValueSources* sources) {
+  // Whatever is wrong with that file, something else was meant: status 2.
+  const std::string contents = [&file] {
+    try {
+      // A configuration, unlike a checkpoint's files, may be a link.
+      std::error_code broken;
+      const std::string real = std::filesystem::is_symlink(file, broken)
+                                   ? std::filesystem::canonical(file, broken).string()
+                                   : file;
+      return ckpt::read_file(ckpt::posix_env(), broken ? file : real, kMaxConfigBytes);
+    } catch (const Error& error) {
+      throw Error(error.code() == ErrorCode::missing ? ErrorCode::missing : ErrorCode::usage, error.what(),
+                  file);
+    }
+  }();
+  return parse_config(contents, file, overrides, sources);
+}
+
+Config parse_config(const std::string& contents, const std::string& file,
+                    const std::vector<Override>& overrides, ValueSources* sources) {
   Mistakes mistakes;
   std::map<std::string, Entry> entries;  // the last word on each key
-  for (Entry& entry : read_file_entries(file, mistakes))
+  for (Entry& entry : file_entries(contents, file, mistakes))
     entries.insert_or_assign(entry.name, std::move(entry));
   for (const Override& override : overrides) {
     Entry entry = read_override(override);
@@ -324,22 +345,32 @@ Config load_config(const std::string& file, const std::vector<Override>& overrid
 
   Config config;
   config.file = file;
+  const auto assign = [&](const ConfigKey& key, const Entry& entry) {
+    std::visit(Assign(key, entry, config, mistakes), key.place);
+  };
+  if (const auto named = entries.find(kPresetKey); named != entries.end()) {
+    assign(*find_key(kPresetKey), named->second);
+    start_from_preset(named->second, config, mistakes);
+  }
   for (const auto& [name, entry] : entries) {
+    if (name == kPresetKey) continue;
     if (const ConfigKey* key = find_key(name))
-      std::visit(Assign(*key, entry, config, mistakes), key->place);
+      assign(*key, entry);
     else
       mistakes.add(fmt::format("{}: {}: unknown key; the nearest known one is {}", entry.origin, name,
                                suggestion(name)));
   }
   for (const ConfigKey& key : config_schema())
-    if (key.required && !entries.contains(key.name))
+    if (key.required && !entries.contains(key.name) && !(in_preset(key) && !config.preset.empty()))
       mistakes.add(
           fmt::format("{}: {}: is missing; give {} ({})", file, key.name, expectation(key), key.meaning));
   complete(config, mistakes);
   if (sources != nullptr)
     for (const ConfigKey& key : config_schema()) {
       const auto said = entries.find(key.name);
-      (*sources)[key.name] = said == entries.end() ? "default" : said->second.origin;
+      (*sources)[key.name] = said != entries.end()                      ? said->second.origin
+                             : !config.preset.empty() && in_preset(key) ? "preset"
+                                                                        : "default";
     }
   return config;
 }

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "trainer/config_schema.h"
+#include "trainer/config_text.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -45,10 +46,12 @@ std::string toml_text(const std::vector<T>& values) {
   return fmt::format("[{}]", fmt::join(texts, ", "));
 }
 
-/// A comment holds no control characters; a file's name may.
+/// A comment holds no control characters, and UTF-8 only; a file's name may be anything.
 std::string printable(std::string text) {
+  const bool utf8 = is_utf8(text);
   for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || (!utf8 && static_cast<unsigned char>(c) >= 0x80))
+      c = '?';
   return text;
 }
 
@@ -58,9 +61,7 @@ std::string key_of(const std::string& name) { return name.substr(name.find('.') 
 nlohmann::ordered_json json_value(const ConfigKey& key, const Config& config) {
   return std::visit(
       [&](auto place) -> nlohmann::ordered_json {
-        if constexpr (std::is_same_v<decltype(place), std::monostate>) {
-          return "";
-        } else if constexpr (std::is_same_v<decltype(place), ckpt::Codec& (*)(Config&)>) {
+        if constexpr (std::is_same_v<decltype(place), ckpt::Codec& (*)(Config&)>) {
           return std::string(ckpt::name(read(place, config)));
         } else {
           return read(place, config);
@@ -72,15 +73,7 @@ nlohmann::ordered_json json_value(const ConfigKey& key, const Config& config) {
 }  // namespace
 
 std::string toml_value(const ConfigKey& key, const Config& config) {
-  return std::visit(
-      [&](auto place) -> std::string {
-        if constexpr (std::is_same_v<decltype(place), std::monostate>) {
-          return "\"\"";
-        } else {
-          return toml_text(read(place, config));
-        }
-      },
-      key.place);
+  return std::visit([&](auto place) { return toml_text(read(place, config)); }, key.place);
 }
 
 std::string to_toml(const Config& config, const ValueSources& sources) {
@@ -102,7 +95,7 @@ std::string to_json(const Config& config) {
   nlohmann::ordered_json document;
   for (const ConfigKey& key : config_schema())
     document[section_of(key.name)][key_of(key.name)] = json_value(key, config);
-  // Paths may hold bytes that are no UTF-8.
+  // A configuration that was loaded holds UTF-8 only; one made otherwise is still written.
   return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

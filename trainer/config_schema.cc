@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace shardwright::trainer {
@@ -38,10 +39,6 @@ ConfigKey up_to(double most, ConfigKey key) {
   key.most = most;
   return key;
 }
-ConfigKey built_to(double most, ConfigKey key) {
-  key.built_most = most;
-  return key;
-}
 ConfigKey choice(Texts choices, Texts later, ConfigKey key) {
   key.choices = std::move(choices);
   key.later = std::move(later);
@@ -52,7 +49,7 @@ std::vector<ConfigKey> make_schema() {
   std::vector<ConfigKey> keys = {
       {"run.dir", "directory of the run; empty: runs/<name of the file>", PLACE(Text, run_dir)},
 
-      choice({"gpt2", "llama"}, {}, {"model.arch", "kind of decoder", PLACE(Text, model.arch)}),
+      choice({"gpt2", "llama", "bloom"}, {}, {"model.arch", "kind of decoder", PLACE(Text, model.arch)}),
       required(up_to(100000, from(1, {"model.layers", "decoder layers", PLACE(std::int64_t, model.layers)}))),
       required(from(1, {"model.hidden", "width of the residual stream", PLACE(std::int64_t, model.hidden)})),
       required(from(1, {"model.heads", "attention heads", PLACE(std::int64_t, model.heads)})),
@@ -65,7 +62,8 @@ std::vector<ConfigKey> make_schema() {
       required(from(1, {"model.seq_len", "positions of a sequence", PLACE(std::int64_t, model.seq_len)})),
       {"model.tie_embeddings", "the output head is the embedding", PLACE(bool, model.tie_embeddings)},
       below_one({"model.dropout", "share of activations dropped", PLACE(double, model.dropout)}),
-      {"model.preset", "a known model by name", ConfigPlace{}},
+      {"model.preset", "a known model by name (gpt2-124m, llama-7b, ...), which the other keys change",
+       PLACE(Text, preset)},
 
       required({"data.train", "file or list of files to train on", PLACE(Texts, data.train)}),
       {"data.valid", "file or list of files to evaluate on", PLACE(Texts, data.valid)},
@@ -79,8 +77,14 @@ std::vector<ConfigKey> make_schema() {
       from(1, {"train.micro_batch", "sequences a rank computes at once",
                PLACE(std::int64_t, train.micro_batch)}),
       from(0, {"train.seed", "of weights and order of data", PLACE(std::uint64_t, train.seed)}),
-      choice({"fp32"}, {"bf16", "fp16"},
-             {"train.dtype", "type of the computation", PLACE(Text, train.dtype)}),
+      choice({"fp32", "bf16", "fp16"}, {},
+             {"train.dtype", "of what matrix products read; sums, masters and files are fp32",
+              PLACE(Text, train.dtype)}),
+      up_to(0x1p40, from(1, {"train.loss_scale",
+                             "fp16: what the loss is multiplied by at first; a power of two is exact",
+                             PLACE(double, train.loss_scale)})),
+      from(1, {"train.loss_scale_window", "fp16: finite steps until the scale doubles",
+               PLACE(std::int64_t, train.loss_scale_window)}),
       from(0,
            {"train.eval_every", "steps between evaluations; 0: none", PLACE(std::int64_t, train.eval_every)}),
       choice({"auto", "cpu"}, {"cuda"}, {"train.device", "where to compute", PLACE(Text, train.device)}),
@@ -103,8 +107,9 @@ std::vector<ConfigKey> make_schema() {
       from(0, {"parallel.dp", "copies of the model; 0: what the rank count leaves",
                PLACE(int, parallel.layout.dp)}),
       from(1, {"parallel.vpp", "virtual stages of a rank", PLACE(int, parallel.layout.vpp)}),
-      built_to(1, from(0, {"parallel.zero", "ZeRO stage: 1 shards optimizer state",
-                           PLACE(int, parallel.layout.zero)})),
+      up_to(3, from(0, {"parallel.zero",
+                        "ZeRO stage: 1 shards optimizer state, 2 gradients too, 3 parameters too",
+                        PLACE(int, parallel.layout.zero)})),
       from(0, {"parallel.stages", "layers of each stage; empty: spread",
                PLACE(std::vector<int>, parallel.layout.stages)}),
       choice({"tdp", "tpd", "dtp", "dpt", "ptd", "pdt"}, {},
@@ -113,7 +118,7 @@ std::vector<ConfigKey> make_schema() {
       choice({"gpipe", "1f1b"}, {}, {"parallel.schedule", "of the pipeline", PLACE(Text, parallel.schedule)}),
       {"parallel.sequence_parallel", "norms cut along the sequence", PLACE(bool, parallel.sequence_parallel)},
       choice(
-          {"none"}, {"selective", "full"},
+          {"none", "selective", "full"}, {},
           {"parallel.recompute", "activations computed again in backward", PLACE(Text, parallel.recompute)}),
       choice({"none"}, {"cpu", "nvme"},
              {"parallel.offload", "where optimizer state waits", PLACE(Text, parallel.offload)}),
@@ -132,6 +137,18 @@ std::vector<ConfigKey> make_schema() {
        PLACE(bool, checkpoint.verify_writes)},
       above(0, {"checkpoint.commit_deadline_s", "wait for all ranks' parts",
                 PLACE(double, checkpoint.commit_deadline_s)}),
+
+      choice({"stop", "skip", "rollback"}, {},
+             {"health.on_nonfinite",
+              "when a loss or gradient norm is not finite: end, pass the batch over, or "
+              "go back to the last checkpoint and pass it over",
+              PLACE(Text, health.on_nonfinite)}),
+      from(0,
+           {"health.max_skips", "batches passed over in a row, or rollbacks of one call, before the run ends",
+            PLACE(std::int64_t, health.max_skips)}),
+      from(0, {"health.loss_spike", "a loss above this many times the last steps' median is told; 0: none is",
+               PLACE(double, health.loss_spike)}),
+      from(0, {"health.norm_spike", "the same of gradient norms", PLACE(double, health.norm_spike)}),
 
       {"elastic.enabled", "go on by itself after a failure", PLACE(bool, elastic.enabled)},
       choice(
@@ -166,7 +183,6 @@ const std::vector<ConfigKey>& config_schema() {
 std::string expectation(const ConfigKey& key) {
   struct Visitor {
     const ConfigKey& key;
-    std::string operator()(std::monostate) const { return "\"\""; }
     std::string operator()(bool& (*)(Config&)) const { return "true or false"; }
     std::string operator()(int& (*)(Config&)) const { return "a whole number" + range(key); }
     std::string operator()(std::int64_t& (*)(Config&)) const { return "a whole number" + range(key); }
@@ -187,12 +203,24 @@ std::string expectation(const ConfigKey& key) {
   return std::visit(Visitor{key}, key.place);
 }
 
+namespace {
+
+/// What may be given where not every value of its type may; empty otherwise.
+std::string allowed(const ConfigKey& key) {
+  if (!key.choices.empty()) return fmt::format("{}", fmt::join(key.choices, ", "));
+  const std::string bounds = range(key);
+  return bounds.empty() ? "" : bounds.substr(1);
+}
+
+}  // namespace
+
 const std::vector<KeyInfo>& config_keys() {
   static const std::vector<KeyInfo> keys = [] {
     std::vector<KeyInfo> list;
     const Config defaults;
     for (const ConfigKey& key : config_schema())
-      list.push_back({key.name, key.required ? "required" : toml_value(key, defaults), key.meaning});
+      list.push_back(
+          {key.name, key.required ? "required" : toml_value(key, defaults), key.meaning, allowed(key)});
     return list;
   }();
   return keys;

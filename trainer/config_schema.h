@@ -12,12 +12,11 @@
 
 namespace shardwright::trainer {
 
-/// Where a key's value lives in a Config; the alternative is its type. A key without a place accepts only the
-/// empty text.
-using ConfigPlace = std::variant<std::monostate, bool& (*)(Config&), int& (*)(Config&),
-                                 std::int64_t& (*)(Config&), std::uint64_t& (*)(Config&),
-                                 double& (*)(Config&), std::string& (*)(Config&), ckpt::Codec& (*)(Config&),
-                                 std::vector<int>& (*)(Config&), std::vector<std::string>& (*)(Config&)>;
+/// Where a key's value lives in a Config; the alternative is its type.
+using ConfigPlace = std::variant<bool& (*)(Config&), int& (*)(Config&), std::int64_t& (*)(Config&),
+                                 std::uint64_t& (*)(Config&), double& (*)(Config&), std::string& (*)(Config&),
+                                 ckpt::Codec& (*)(Config&), std::vector<int>& (*)(Config&),
+                                 std::vector<std::string>& (*)(Config&)>;
 
 struct ConfigKey {
   std::string name;  // "section.key"
@@ -29,8 +28,6 @@ struct ConfigKey {
   double most = std::numeric_limits<double>::infinity();
   bool open_low = false;
   bool open_high = false;
-  /// The largest number whose feature is built.
-  double built_most = std::numeric_limits<double>::infinity();
   // Texts: the values there are (empty: any text), and those whose feature is not built yet.
   std::vector<std::string> choices = {};
   std::vector<std::string> later = {};

@@ -14,9 +14,11 @@ namespace shardwright::trainer {
 class CopySum {
  public:
   CopySum(Parameters& parameters, Communicators& comms, bool sequence_parallel);
-  /// Sums over each group, in place; the sum is the same in each bit on all its ranks. Collective over the
-  /// model's copy.
+  /// Sums grad_piece over each group, in place; the sum is the same in each bit on all its ranks. Collective
+  /// over the model's copy.
   void run();
+  /// Bytes that it allocates, as a pure function of what a rank holds.
+  static std::size_t bytes(const ParameterMemory& memory);
 
  private:
   struct Group {
@@ -24,7 +26,7 @@ class CopySum {
     std::vector<Parameter*> copies;
   };
   std::vector<Group> groups_;
-  std::vector<float> packed_;
+  kernels::Memory packed_;  // small ones go together
 };
 
 }  // namespace shardwright::trainer

@@ -11,10 +11,18 @@ using reshard::Role;
 DecoderStage::DecoderStage(const DecoderParts& parts, const reshard::StageLayers& stage, std::int64_t buffers)
     : parts_(parts), stage_(stage) {
   Parameters& parameters = parts_.parameters;
-  for (std::int64_t i = 0; i < stage_.layers; ++i) layers_.emplace_back(parameters, stage_.first_layer + i);
+  if (stage_.first) units_.push_back(parameters.find(Role::embed_tokens)->unit);
+  for (std::int64_t i = 0; i < stage_.layers; ++i) {
+    layers_.emplace_back(parameters, stage_.first_layer + i);
+    units_.push_back(parameters.find(Role::q, stage_.first_layer + i)->unit);
+  }
+  if (stage_.last) units_.push_back(parameters.find(Role::final_norm)->unit);
+  one_end_ = stage_.first && stage_.last && units_.front() == units_.back();
   if (stage_.first) {
     embedding_ = vocabulary_slice(*parameters.find(Role::embed_tokens));
     positions_table_ = parameters.find(Role::embed_positions);
+    if (parts_.shape.embed_norm)
+      embed_norm_ = make_norm(parameters, Role::embed_norm, Role::embed_norm_bias, -1);
   }
   if (stage_.last) {
     const bool tied = parameters.model().config.tie_embeddings;
@@ -22,7 +30,7 @@ DecoderStage::DecoderStage(const DecoderParts& parts, const reshard::StageLayers
     head_ = vocabulary_slice(*parameters.find(tied ? Role::embed_tokens : Role::lm_head));
   }
   for (std::int64_t i = 0; i < buffers; ++i)
-    buffers_.push_back({{}, StageActivations(parts_.shape, stage_), false});
+    buffers_.push_back({{}, StageActivations(parts_.shape, stage_, parts_.work.recomputed), false});
 }
 
 void DecoderStage::begin(std::int64_t buffer, MicroBatch micro_batch) {
@@ -49,7 +57,6 @@ DecoderContext DecoderStage::context(const Buffer& b) {
           parts_.shape,
           b.training ? static_cast<float>(config.dropout) : 0.0F,
           parts_.seed,
-          config.heads,
           m.batch,
           m.positions,
           m.first_sequence};
@@ -79,16 +86,25 @@ std::span<float> DecoderStage::output_gradient(std::int64_t buffer) {
 
 void DecoderStage::embed_tokens(const DecoderContext& c, const Buffer& b) {
   float* x = b.kept.layers.front().input;
-  embed(c.stream, c.group, c.work.gathered, embedding_, b.micro_batch.tokens.data(), x);
+  embed(c.stream, c.group, c.work.gathered, embedding_, b.micro_batch.tokens.data(),
+        embed_norm_ ? b.kept.embedded : x);
   if (positions_table_ != nullptr)
     kernels::position_forward(c.stream, positions_table_->value, x, c.group.first_row(), c.group.local_rows(),
                               c.positions, c.shape.channels);
+  if (embed_norm_) norm_forward(c, *embed_norm_, b.kept.embedded, b.kept.embed_norm);
   if (c.dropout > 0) drop(c, 0, DropoutSite::embedding, x, x);
 }
 
 void DecoderStage::embed_tokens_backward(const DecoderContext& c, const Buffer& b) {
   float* dx = b.kept.gradient;
   if (c.dropout > 0) drop(c, 0, DropoutSite::embedding, dx, dx);
+  if (embed_norm_) {
+    // No residual branch goes past this norm: only what flows through it remains.
+    const std::int64_t count = c.group.local_rows() * c.shape.channels;
+    kernels::copy(c.stream, dx, c.work.d_norm, count);
+    kernels::zero(c.stream, dx, count);
+    norm_backward(c, *embed_norm_, b.kept.embedded, b.kept.embed_norm, dx);
+  }
   if (positions_table_ != nullptr)
     kernels::position_backward(c.stream, dx, positions_table_->grad, c.group.first_row(),
                                c.group.local_rows(), c.positions, c.shape.channels);
@@ -99,8 +115,17 @@ double DecoderStage::forward(std::int64_t buffer, bool training) {
   Buffer& b = buffers_[static_cast<std::size_t>(buffer)];
   b.training = training;
   const DecoderContext c = context(b);
-  if (stage_.first) embed_tokens(c, b);
+  std::size_t unit = 0;
+  const auto need_next = [&] {
+    const std::size_t here = units_[unit++];
+    parts_.data.need_values(here, unit < units_.size() ? units_[unit] : DataParallel::kNoUnit);
+  };
+  if (stage_.first) {
+    need_next();
+    embed_tokens(c, b);
+  }
   for (std::size_t i = 0; i < layers_.size(); ++i) {
+    need_next();
     float* out = i + 1 < layers_.size() ? b.kept.layers[i + 1].input : b.kept.output;
     layers_[i].forward(c, b.kept.layers[i], out);
   }
@@ -108,6 +133,7 @@ double DecoderStage::forward(std::int64_t buffer, bool training) {
     c.stream.synchronize();  // the output is about to be sent
     return 0;
   }
+  need_next();
   norm_forward(c, final_norm_, b.kept.output, b.kept.final_norm);
   return cross_entropy_forward(c.stream, c.group, c.work.gathered, head_, b.kept.final_norm.out,
                                b.micro_batch.targets.data(), b.kept.logits);
@@ -116,15 +142,35 @@ double DecoderStage::forward(std::int64_t buffer, bool training) {
 void DecoderStage::backward(std::int64_t buffer, float scale) {
   Buffer& b = buffers_[static_cast<std::size_t>(buffer)];
   const DecoderContext c = context(b);
+  DataParallel& data = parts_.data;
+  std::size_t unit = units_.size();
+  const auto begin_previous = [&] {
+    const std::size_t here = units_[--unit];
+    // The embedding's backward pass reads no values but those of its norm.
+    const bool more = unit > (stage_.first && !embed_norm_ ? 1 : 0);
+    data.need_values(here, more ? units_[unit - 1] : DataParallel::kNoUnit);
+    data.begin_gradients(here);
+  };
   float* dx = b.kept.gradient;
   if (stage_.last) {
+    begin_previous();
     cross_entropy_backward(c.stream, c.group, c.work.gathered, head_, b.kept.final_norm.out,
                            b.micro_batch.targets.data(), b.kept.logits, scale, c.work.d_norm);
     kernels::zero(c.stream, dx, c.group.local_rows() * c.shape.channels);
     norm_backward(c, final_norm_, b.kept.output, b.kept.final_norm, dx);
+    if (!one_end_) data.end_gradients(units_.back());
   }
-  for (std::size_t i = layers_.size(); i-- > 0;) layers_[i].backward(c, b.kept.layers[i], dx);
-  if (stage_.first) embed_tokens_backward(c, b);
+  for (std::size_t i = layers_.size(); i-- > 0;) {
+    begin_previous();
+    layers_[i].backward(c, b.kept.layers[i], dx);
+    data.end_gradients(units_[unit]);
+  }
+  if (stage_.first) {
+    if (embed_norm_) data.need_values(units_.front(), DataParallel::kNoUnit);
+    if (!one_end_) data.begin_gradients(units_.front());
+    embed_tokens_backward(c, b);
+    data.end_gradients(units_.front());
+  }
   c.stream.synchronize();  // the input's gradient is about to be sent
 }
 

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kernels/ops.h"
+#include "trainer/data_parallel.h"
 #include "trainer/decoder_layer.h"
 #include "trainer/vocabulary.h"
 
@@ -25,6 +27,7 @@ struct MicroBatch {
 /// What the stages of a rank share.
 struct DecoderParts {
   Parameters& parameters;
+  DataParallel& data;
   TensorGroup& group;
   kernels::Stream& stream;
   const DecoderShape& shape;
@@ -73,9 +76,13 @@ class DecoderStage {
 
   DecoderParts parts_;
   reshard::StageLayers stage_;
+  /// Of the units in the order of the forward pass: embedding (first stage), layers, head (last stage).
+  std::vector<std::size_t> units_;
+  bool one_end_ = false;  // the first and the last of them are one (tied embeddings on one rank)
   std::vector<DecoderLayer> layers_;
   VocabularySlice embedding_;             // first stage
   Parameter* positions_table_ = nullptr;  // first stage, learned positions only
+  std::optional<Norm> embed_norm_;        // first stage, BLOOM only
   Norm final_norm_;                       // last stage
   VocabularySlice head_;  // last stage; tied on one rank: the embedding's own slice, both add to one gradient
   std::vector<Buffer> buffers_;

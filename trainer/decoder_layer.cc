@@ -41,12 +41,12 @@ kernels::Dropout mask(const DecoderContext& c, std::int64_t layer, DropoutSite s
 
 std::optional<kernels::AttentionDropout> attention_dropout(const DecoderContext& c, std::int64_t layer) {
   if (c.dropout == 0) return std::nullopt;
-  return kernels::AttentionDropout{mask(c, layer, DropoutSite::attention), c.first_sequence, c.all_heads,
-                                   c.shape.first_head};
+  return kernels::AttentionDropout{mask(c, layer, DropoutSite::attention), c.first_sequence,
+                                   c.shape.all_heads, c.shape.first_head};
 }
 
 // q and k of each row turned by its position, or back.
-void rotate(const DecoderContext& c, float* qkv, bool inverse) {
+void rotate(const DecoderContext& c, kernels::Elements qkv, bool inverse) {
   const std::int64_t stride = c.shape.qkv_width();
   kernels::rope(c.stream, qkv, stride, c.group.rows(), c.positions, c.shape.heads, c.shape.head_size,
                 kRopeTheta, inverse);
@@ -63,7 +63,7 @@ std::uint64_t dropout_purpose(std::int64_t layer, DropoutSite site) {
 Norm make_norm(Parameters& parameters, Role weight, Role bias, std::int64_t layer) {
   const Parameter* w = parameters.find(weight, layer);
   const Parameter* b = parameters.find(bias, layer);
-  return {w->value, b == nullptr ? nullptr : b->value, w->grad, b == nullptr ? nullptr : b->grad};
+  return {w->value.f32(), b == nullptr ? nullptr : b->value.f32(), w->grad, b == nullptr ? nullptr : b->grad};
 }
 
 void norm_forward(const DecoderContext& c, const Norm& norm, const float* x, const NormActivations& kept) {
@@ -89,7 +89,8 @@ void norm_backward(const DecoderContext& c, const Norm& norm, const float* x, co
   }
 }
 
-void drop(const DecoderContext& c, std::int64_t layer, DropoutSite site, const float* x, float* y) {
+void drop(const DecoderContext& c, std::int64_t layer, DropoutSite site, const float* x,
+          kernels::Elements y) {
   const std::int64_t channels = c.shape.channels;
   const std::uint64_t first_row = c.first_sequence * static_cast<std::uint64_t>(c.positions) +
                                   static_cast<std::uint64_t>(c.group.first_row());
@@ -111,57 +112,91 @@ DecoderLayer::DecoderLayer(Parameters& parameters, std::int64_t layer)
 
 void DecoderLayer::attention_forward(const DecoderContext& c, const LayerActivations& kept) const {
   const DecoderShape& s = c.shape;
-  const float* k = kept.qkv + s.attention_width();
+  const kernels::Elements k = kept.qkv + s.attention_width();
   const auto dropout = attention_dropout(c, layer_);
   kernels::attention_forward(c.stream, kept.qkv, k, k + s.kv_width(), s.qkv_width(), kept.attention, kept.lse,
                              c.batch, c.positions, s.heads, s.kv_heads, s.head_size, softmax_scale(c),
-                             dropout ? &*dropout : nullptr);
+                             dropout ? &*dropout : nullptr, c.work.slopes);
 }
 
 void DecoderLayer::attention_backward(const DecoderContext& c, const LayerActivations& kept) const {
   const DecoderShape& s = c.shape;
-  const float* k = kept.qkv + s.attention_width();
-  float* dq = c.work.d_wide;  // (rows, A + 2 K), as qkv
-  float* dk = dq + s.attention_width();
+  const kernels::Elements k = kept.qkv + s.attention_width();
+  const kernels::Elements dq = c.work.d_wide;  // (rows, A + 2 K), as qkv
+  const kernels::Elements dk = dq + s.attention_width();
   const auto dropout = attention_dropout(c, layer_);
   kernels::attention_backward(c.stream, c.work.d_attention, kept.qkv, k, k + s.kv_width(), s.qkv_width(),
                               kept.attention, kept.lse, dq, dk, dk + s.kv_width(), s.qkv_width(), c.batch,
                               c.positions, s.heads, s.kv_heads, s.head_size, softmax_scale(c),
-                              dropout ? &*dropout : nullptr);
+                              dropout ? &*dropout : nullptr, c.work.slopes);
 }
 
-void DecoderLayer::forward(const DecoderContext& c, const LayerActivations& kept, float* out) const {
-  const std::int64_t stream = c.group.local_rows() * c.shape.channels;
-  // y = residual + dropout(branch), the branch having been computed in y.
-  const auto add_branch = [&](DropoutSite site, const float* residual, float* y) {
-    if (c.dropout > 0) drop(c, layer_, site, y, y);
-    kernels::add(c.stream, residual, y, stream);
-  };
-  norm_forward(c, input_norm_, kept.input, kept.input_norm);
+void DecoderLayer::add_branch(const DecoderContext& c, DropoutSite site, const float* residual,
+                              float* y) const {
+  if (c.dropout > 0) drop(c, layer_, site, y, y);
+  kernels::add(c.stream, residual, y, c.group.local_rows() * c.shape.channels);
+}
+
+void DecoderLayer::qkv_forward(const DecoderContext& c, const LayerActivations& kept) const {
   column_parallel_forward(c.stream, c.group, c.work.gathered, qkv_, kept.input_norm.out, kept.qkv);
   if (rotary_) rotate(c, kept.qkv, false);
-  attention_forward(c, kept);
-  row_parallel_forward(c.stream, c.group, c.work.gathered, o_, kept.attention, kept.middle);
-  add_branch(DropoutSite::attention_output, kept.input, kept.middle);
+}
 
-  norm_forward(c, post_norm_, kept.middle, kept.post_norm);
+void DecoderLayer::middle_forward(const DecoderContext& c, const LayerActivations& kept) const {
+  row_parallel_forward(c.stream, c.group, c.work.gathered, o_, kept.attention, kept.middle);
+  add_branch(c, DropoutSite::attention_output, kept.input, kept.middle);
+}
+
+void DecoderLayer::wide_forward(const DecoderContext& c, const LayerActivations& kept) const {
   column_parallel_forward(c.stream, c.group, c.work.gathered, wide_, kept.post_norm.out, kept.wide);
+}
+
+void DecoderLayer::mlp_forward(const DecoderContext& c, const LayerActivations& kept) const {
   if (gated_) {
     kernels::swiglu_forward(c.stream, kept.wide, kept.mlp, c.group.rows(), c.shape.ffn);
   } else {
     kernels::gelu_forward(c.stream, kept.wide, kept.mlp, c.group.rows() * c.shape.ffn);
   }
+}
+
+void DecoderLayer::forward(const DecoderContext& c, const LayerActivations& kept, float* out) const {
+  norm_forward(c, input_norm_, kept.input, kept.input_norm);
+  qkv_forward(c, kept);
+  attention_forward(c, kept);
+  middle_forward(c, kept);
+  norm_forward(c, post_norm_, kept.middle, kept.post_norm);
+  wide_forward(c, kept);
+  mlp_forward(c, kept);
   row_parallel_forward(c.stream, c.group, c.work.gathered, down_, kept.mlp, out);
-  add_branch(DropoutSite::mlp_output, kept.middle, out);
+  add_branch(c, DropoutSite::mlp_output, kept.middle, out);
+}
+
+void DecoderLayer::recompute(const DecoderContext& c, const LayerActivations& kept) const {
+  const Recompute mode = c.shape.recompute;
+  if (mode == Recompute::none) return;
+  norm_forward(c, input_norm_, kept.input, kept.input_norm);
+  if (mode == Recompute::full) qkv_forward(c, kept);
+  attention_forward(c, kept);
+  if (mode == Recompute::full) middle_forward(c, kept);
+  norm_forward(c, post_norm_, kept.middle, kept.post_norm);
+  if (mode == Recompute::full) wide_forward(c, kept);
+  mlp_forward(c, kept);
 }
 
 void DecoderLayer::backward(const DecoderContext& c, const LayerActivations& kept, float* d_residual) const {
-  // The gradient of a branch: the residual's own, or what dropout lets through.
-  const auto branch = [&](DropoutSite site) -> const float* {
-    if (c.dropout == 0) return d_residual;
-    drop(c, layer_, site, d_residual, c.work.branch);
-    return c.work.branch;
+  // The gradient of a branch: the residual's own, or what dropout lets through, in the type of the run.
+  const auto branch = [&](DropoutSite site) -> kernels::ConstElements {
+    const kernels::Elements room = c.work.branch;
+    if (c.dropout > 0) {
+      drop(c, layer_, site, d_residual, room);
+    } else if (room.type != kernels::ElementType::f32) {
+      kernels::convert(c.stream, d_residual, room, c.group.local_rows() * c.shape.channels);
+    } else {
+      return d_residual;
+    }
+    return room;
   };
+  recompute(c, kept);
   Workspace& work = c.work;
   row_parallel_backward(c.stream, c.group, work.gathered, down_, branch(DropoutSite::mlp_output), kept.mlp,
                         work.d_mlp);

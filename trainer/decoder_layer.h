@@ -1,6 +1,6 @@
-// One layer of a decoder, forward and backward by hand, in both families: GPT-2 (LayerNorm, GELU, biases) and
-// Llama (RMSNorm, rotary positions, grouped-query attention, SwiGLU). Column-parallel qkv and first MLP
-// product, row-parallel o and down.
+// One layer of a decoder, forward and backward by hand, in all families: GPT-2 (LayerNorm, GELU, biases),
+// BLOOM (the same with ALiBi) and Llama (RMSNorm, rotary positions, grouped-query attention, SwiGLU).
+// Column-parallel qkv and first MLP product, row-parallel o and down.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,6 @@ struct DecoderContext {
   const DecoderShape& shape;
   float dropout = 0;       // 0 while evaluating
   std::uint64_t seed = 0;  // of dropout masks
-  std::int64_t all_heads = 0;
   std::int64_t batch = 0;
   std::int64_t positions = 0;
   /// Number in the run of the micro-batch's first sequence: masks are a function of it and of the place in
@@ -49,8 +48,8 @@ void norm_forward(const DecoderContext& c, const Norm& norm, const float* x, con
 void norm_backward(const DecoderContext& c, const Norm& norm, const float* x, const NormActivations& kept,
                    float* dx);
 
-/// x(L, C) with dropped elements, in place; nothing at all without dropout. Its own backward.
-void drop(const DecoderContext& c, std::int64_t layer, DropoutSite site, const float* x, float* y);
+/// y(L, C) = x with dropped elements; y may be x. Its own backward.
+void drop(const DecoderContext& c, std::int64_t layer, DropoutSite site, const float* x, kernels::Elements y);
 
 class DecoderLayer {
  public:
@@ -59,12 +58,22 @@ class DecoderLayer {
 
   /// out(L, C) = middle + MLP(norm(middle)), middle = input + attention(norm(input)).
   void forward(const DecoderContext& c, const LayerActivations& kept, float* out) const;
+  /// Computes again what `kept` does not keep (Recompute), which with tensor parallelism takes collectives.
   /// d_residual(L, C) holds the gradient of the layer's output, and then of its input: each branch adds its
   /// part. Gradients of the parameters +=.
   void backward(const DecoderContext& c, const LayerActivations& kept, float* d_residual) const;
 
  private:
+  // The parts of forward().
+  void qkv_forward(const DecoderContext& c, const LayerActivations& kept) const;
   void attention_forward(const DecoderContext& c, const LayerActivations& kept) const;
+  void middle_forward(const DecoderContext& c, const LayerActivations& kept) const;
+  void wide_forward(const DecoderContext& c, const LayerActivations& kept) const;
+  void mlp_forward(const DecoderContext& c, const LayerActivations& kept) const;
+  /// What is not kept, as forward() made it.
+  void recompute(const DecoderContext& c, const LayerActivations& kept) const;
+  /// y = residual + dropout(branch), the branch having been computed in y.
+  void add_branch(const DecoderContext& c, DropoutSite site, const float* residual, float* y) const;
   void attention_backward(const DecoderContext& c, const LayerActivations& kept) const;
 
   std::int64_t layer_;

@@ -8,6 +8,7 @@
 #include "ckpt/error.h"
 #include "ckpt/scan.h"
 #include "kernels/device.h"
+#include "reshard/reshard.h"
 #include "trainer/sample_loss.h"
 #include "trainer/training_state.h"
 
@@ -22,8 +23,7 @@ EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string
                     const std::string& format, int threads) {
   ckpt::Env& env = ckpt::posix_env();
   const ckpt::Checkpoint open = ckpt::Checkpoint::open(env, ckpt::resolve_checkpoint(env, checkpoint));
-  const reshard::ModelSpec spec =
-      reshard::build_model(reshard::parse_model_json(open.manifest().description.model));
+  const reshard::ModelSpec spec = reshard::model_of(open.manifest(), open.path());
   const std::int64_t positions = spec.config.seq_len;
   const TokenData data = TokenData::open(files, format, spec.config.vocab);
   if (data.samples(positions) == 0)
@@ -38,7 +38,9 @@ EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string
   PipelineOptions options;
   options.batch = kEvalBatch;
   options.positions = positions;
-  Pipeline pipeline(parameters, comms, stream, options);
+  DataParallel data_parallel(parameters, *comms.data, stream);
+  data_parallel.spread_values();
+  Pipeline pipeline(parameters, comms, data_parallel, stream, options);
 
   EvalReport report;
   report.step = open.commit().step;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "ckpt/record_fields.h"
 #include "trainer/heartbeat_address.h"
 
 namespace shardwright::trainer {
@@ -42,11 +43,11 @@ std::optional<Heartbeat> decode(const std::string& datagram) {
   try {
     const auto json = nlohmann::json::parse(datagram);
     Heartbeat h;
-    h.rank = json.at("rank").get<int>();
-    h.generation = json.at("generation").get<std::uint64_t>();
+    h.rank = ckpt::integer_field<int>(json, "rank");
+    h.generation = ckpt::number_field(json, "generation");
     h.phase = json.at("phase").get<std::string>();
-    h.progress = json.at("progress").get<std::uint64_t>();
-    h.step = json.at("step").get<std::int64_t>();
+    h.progress = ckpt::number_field(json, "progress");
+    h.step = ckpt::integer_field<std::int64_t>(json, "step");
     h.deadline_s = json.at("deadline_s").get<double>();
     if (const auto fail = json.find("fail"); fail != json.end()) {
       h.kind = Heartbeat::Kind::fail;
@@ -54,12 +55,12 @@ std::optional<Heartbeat> decode(const std::string& datagram) {
       h.code = parse_code(fail->at("code").get<std::string>());
       h.message = fail->at("message").get<std::string>();
       h.path = fail->at("path").get<std::string>();
-    } else if (const auto finish = json.find("finish"); finish != json.end()) {
+    } else if (json.contains("finish")) {
       h.kind = Heartbeat::Kind::finish;
-      h.status = finish->get<int>();
+      h.status = ckpt::integer_field<int>(json, "finish");
     }
     return h;
-  } catch (const nlohmann::json::exception&) {
+  } catch (const std::exception&) {
     return std::nullopt;  // not from a rank of ours: the socket takes what anybody of this user sends
   }
 }

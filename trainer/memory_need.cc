@@ -4,39 +4,57 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <string>
 
 #include "ckpt/error.h"
+#include "ckpt/size_text.h"
+#include "trainer/planner.h"
 
 namespace shardwright::trainer {
 namespace {
 
-constexpr double kFloat = 4;
+// Of sizes up to here all 64-bit counts hold: a rank needs less than a hundred times the bound below.
+constexpr double kCountable = 0x1p56;
 
-std::string size_text(double bytes) {
-  constexpr std::array<const char*, 7> kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  std::size_t unit = 0;
-  for (; bytes >= 1024 && unit + 1 < kUnits.size(); ++unit) bytes /= 1024;
-  return fmt::format("{:.3g} {}", bytes, kUnits[unit]);
-}
-
-}  // namespace
-
-double least_memory(const reshard::ModelSpec& model, const reshard::Layout& layout,
-                    std::int64_t micro_batch) {
+// Less than any layout of the model needs: masters and moments once, of each micro-batch in work the streams
+// between layers, what is inside the MLP, and logits, of each once over the ranks that share them.
+double lower_bound(const reshard::ModelSpec& model, const reshard::Layout& layout,
+                   const TrainingShape& shape) {
   double parameters = 0;
   for (const reshard::TensorSpec& tensor : model.tensors) {
     double elements = 1;
     for (const std::uint64_t extent : tensor.shape) elements *= static_cast<double>(extent);
     parameters += elements;
   }
-  const double copies = reshard::axis_size(layout, reshard::Axis::dp);
-  const double moments = layout.zero > 0 ? 2 : 2 * copies;
-  const double logits = static_cast<double>(micro_batch) * static_cast<double>(model.config.seq_len) *
-                        static_cast<double>(model.config.vocab);
-  return kFloat * (parameters * (2 * copies + moments + 3) + copies * logits);
+  const reshard::ModelConfig& config = model.config;
+  const auto rows = static_cast<double>(shape.batch.micro_batch) * static_cast<double>(shape.positions);
+  const auto alive = static_cast<double>(
+      shape.schedule == ScheduleKind::gpipe ? reshard::micro_batches(layout, shape.batch) : 1);
+  const auto layers = static_cast<double>(config.layers);
+  const double mlps = shape.recompute == "full" ? 1 : layers * alive;
+  constexpr double kFloat = 4, kHalf = 2;
+  return kCheckpointBytes * parameters +
+         rows * (kFloat * alive * (static_cast<double>(config.hidden) * layers) +
+                 kHalf * mlps * static_cast<double>(config.ffn) +
+                 kFloat * alive * static_cast<double>(config.vocab));
+}
+
+/// In words; what no machine has is said as the most that 64 bits hold.
+std::string text(double bytes) {
+  return ckpt::size_text(static_cast<std::uint64_t>(std::min(bytes, 0x1p63)));
+}
+
+}  // namespace
+
+double least_memory(const reshard::ModelSpec& model, const reshard::Layout& layout,
+                    const TrainingShape& shape) {
+  const double least = lower_bound(model, layout, shape);
+  if (least > kCountable) return least;
+  double bytes = 0;
+  for (int rank = 0; rank < layout.ranks(); ++rank)
+    bytes += static_cast<double>(memory_of_rank(model, layout, rank, shape).total());
+  return bytes;
 }
 
 double machine_memory() {
@@ -48,15 +66,15 @@ double machine_memory() {
   return bytes;
 }
 
-void check_memory(const reshard::ModelSpec& model, const reshard::Layout& layout, std::int64_t micro_batch,
+void check_memory(const reshard::ModelSpec& model, const reshard::Layout& layout, const TrainingShape& shape,
                   double available) {
-  const double needed = least_memory(model, layout, micro_batch);
+  const double needed = least_memory(model, layout, shape);
   if (needed <= available) return;
   throw Error(
       ErrorCode::usage,
       fmt::format("[model]: training it in layout {} needs at least {} of memory, and this machine has {}; a "
-                  "smaller model, less dp, or zero = 1",
-                  layout.string(), size_text(needed), size_text(available)));
+                  "smaller model, less dp, or more zero",
+                  layout.string(), text(needed), text(available)));
 }
 
 }  // namespace shardwright::trainer

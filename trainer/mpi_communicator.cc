@@ -33,10 +33,26 @@ class MpiTransfer : public Transfer {
     check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
           "MPI_Waitall", rank_);
   }
+  void advance() override {
+    int done = 0;
+    check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
+          "MPI_Testall", rank_);
+  }
 
  private:
   int rank_;
   std::vector<MPI_Request> requests_;
+};
+
+/// A collective under way. MPI reads the counts until it is done.
+class MpiCollective : public MpiTransfer {
+ public:
+  MpiCollective(int rank, std::span<const std::int64_t> sizes)
+      : MpiTransfer(rank), counts(sizes.begin(), sizes.end()), displacements(sizes.size()) {
+    std::exclusive_scan(counts.begin(), counts.end(), displacements.begin(), 0);
+  }
+  std::vector<int> counts;
+  std::vector<int> displacements;
 };
 
 class MpiCommunicator : public Communicator {
@@ -106,6 +122,37 @@ class MpiCommunicator : public Communicator {
         check(MPI_Bcast(segment + first, count, MPI_FLOAT, root, comm_), "MPI_Bcast", rank_);
       });
     }
+  }
+
+  std::unique_ptr<Transfer> start_reduce_scatter_sum(std::span<const float> in, std::span<float> out,
+                                                     std::span<const std::int64_t> counts) override {
+    if (std::ssize(in) > max_count_) {
+      reduce_scatter_sum(in, out, counts);
+      return std::make_unique<MpiTransfer>(rank_);
+    }
+    auto collective = std::make_unique<MpiCollective>(rank_, counts);
+    check(MPI_Ireduce_scatter(in.data(), out.data(), collective->counts.data(), MPI_FLOAT, MPI_SUM, comm_,
+                              collective->request()),
+          "MPI_Ireduce_scatter", rank_);
+    return collective;
+  }
+
+  std::unique_ptr<Transfer> start_all_gather(std::span<std::byte> all,
+                                             std::span<const std::int64_t> bytes) override {
+    if (std::ssize(all) > max_count_) {
+      std::byte* segment = all.data();
+      for (int root = 0; root < size_; ++root) {
+        const auto size = static_cast<std::size_t>(bytes[static_cast<std::size_t>(root)]);
+        broadcast(std::span(segment, size), root);
+        segment += size;
+      }
+      return std::make_unique<MpiTransfer>(rank_);
+    }
+    auto collective = std::make_unique<MpiCollective>(rank_, bytes);
+    check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, all.data(), collective->counts.data(),
+                          collective->displacements.data(), MPI_BYTE, comm_, collective->request()),
+          "MPI_Iallgatherv", rank_);
+    return collective;
   }
 
   void broadcast(std::span<std::byte> bytes, int root) override {

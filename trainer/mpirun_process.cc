@@ -135,6 +135,18 @@ void allow_descriptors(int ranks) {
                             limit.rlim_cur, needed, ranks));
 }
 
+void check_file_size_limit() {
+  // Ranks of Open MPI 4.1.4 share memory through files: it hung where they could have 1 MiB, and started four
+  // ranks where they could have 4.
+  constexpr rlim_t kNeeded = rlim_t{16} << 20;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < kNeeded)
+    throw Error(
+        ErrorCode::io,
+        fmt::format("file size: {} bytes are allowed, and mpirun needs {}; a higher limit (ulimit -f)",
+                    limit.rlim_cur, kNeeded));
+}
+
 MpirunProcess::MpirunProcess(const MpirunOptions& options) : log_(options.log) {
   std::vector<std::string> arguments = mpirun_arguments(find_mpirun(), options, ::geteuid() == 0);
   std::vector<std::string> inherited;

@@ -46,6 +46,9 @@ std::optional<FirstDeath> parse_first_death(const std::string& text);
 /// allowed; with fewer it waits for ever. Error(io) if it is not.
 void allow_descriptors(int ranks);
 
+/// Error(io) where this process' files may not have the size that Open MPI's need: it would hang.
+void check_file_size_limit();
+
 class MpirunProcess {
  public:
   /// Starts it. If the supervisor dies, the kernel kills it (and each rank dies with it, see

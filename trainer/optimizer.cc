@@ -2,53 +2,37 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 namespace shardwright::trainer {
 
-Optimizer::Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
-                     const Config::Optim& hyper, bool sequence_parallel)
+Optimizer::Optimizer(Parameters& parameters, Communicators& comms, DataParallel& data,
+                     kernels::Stream& stream, const Config::Optim& hyper, bool sequence_parallel)
     : parameters_(parameters),
       comms_(comms),
+      data_(data),
       stream_(stream),
       hyper_(hyper),
-      copy_sum_(parameters, comms, sequence_parallel) {
-  if (comms.data->size() == 1) return;
-  for (const BucketOf kind : {BucketOf::tensor_copies, BucketOf::stage_copies}) {
-    Bucket bucket(parameters, *comms.data, kind);
-    if (!bucket.empty()) copies_.push_back(std::move(bucket));
-  }
-  if (parameters.layout().zero > 0) own_.emplace(parameters, *comms.data, BucketOf::own);
-}
+      copy_sum_(parameters, comms, sequence_parallel) {}
 
 void Optimizer::reduce_gradients() {
+  data_.reduce_gradients();
   stream_.synchronize();
   copy_sum_.run();
-  if (comms_.data->size() == 1) return;
-  if (own_) {
-    for (Bucket& bucket : copies_) bucket.reduce_scatter_gradients();
-    own_->reduce_scatter_gradients();
-    return;
-  }
-  // All in place at once; the copies again in buckets of their own.
-  for (Bucket& bucket : copies_) bucket.pack_gradients();
-  comms_.data->all_reduce_sum(parameters_.gradients());
-  for (Bucket& bucket : copies_) bucket.all_reduce_gradients();
 }
 
-StepResult Optimizer::norm(std::span<double> words) {
+StepResult Optimizer::norm(std::span<double> words, double loss_scale) {
   std::vector<double> sums(words.begin(), words.end());
   double squares = 0;
   for (const Parameter& p : parameters_.all()) {
     const ckpt::Box& box = p.placed.writes;
     if (box.empty()) continue;
-    squares += kernels::sum_of_squares(stream_, p.grad + row_offset(p.placed.holds, box),
+    squares += kernels::sum_of_squares(stream_, p.grad_piece + row_offset(p.optimizer_box, box),
                                        static_cast<std::int64_t>(box.elements()));
   }
   sums.push_back(squares);
   comms_.world->all_reduce_sum(std::span<double>(sums));
   std::copy_n(sums.begin(), words.size(), words.begin());
-  return {std::sqrt(sums.back()), std::isfinite(sums.back())};
+  return {std::sqrt(sums.back()) / loss_scale, std::isfinite(sums.back()), loss_scale};
 }
 
 void Optimizer::update(const StepResult& norm, double lr, std::int64_t step,
@@ -60,20 +44,18 @@ void Optimizer::update(const StepResult& norm, double lr, std::int64_t step,
   h.beta1 = static_cast<float>(hyper_.beta1);
   h.beta2 = static_cast<float>(hyper_.beta2);
   h.eps = static_cast<float>(hyper_.eps);
-  h.grad_scale = static_cast<float>(grad_scale);
+  h.grad_scale = static_cast<float>(grad_scale / norm.loss_scale);
   h.step = step;
   for (const Parameter& p : parameters_.all()) {
     if (p.optimizer_box.empty()) continue;
     for (const char* kind : {reshard::kParam, reshard::kExpAvg, reshard::kExpAvgSq})
       before_write(p, kind, p.optimizer_box);
     h.weight_decay = p.spec->decay ? static_cast<float>(hyper_.weight_decay) : 0.0F;
-    kernels::adamw(stream_, h, p.value + p.optimizer_offset, p.grad + p.optimizer_offset, p.exp_avg,
-                   p.exp_avg_sq, static_cast<std::int64_t>(p.optimizer_box.elements()));
+    kernels::adamw(stream_, h, p.master, p.grad_piece, p.exp_avg, p.exp_avg_sq,
+                   static_cast<std::int64_t>(p.optimizer_box.elements()));
   }
   stream_.synchronize();
-  if (!own_) return;
-  for (Bucket& bucket : copies_) bucket.all_gather_values();
-  own_->all_gather_values();
+  data_.spread_values();
 }
 
 }  // namespace shardwright::trainer

@@ -1,19 +1,17 @@
-// From local gradients to new parameters: data-parallel reduction, global norm, clipping, AdamW, and the
-// gather that ZeRO 1 needs. The pieces are placement's; nothing here computes a range.
+// From local gradients to new parameters: reductions, global norm, clipping, AdamW. The pieces are
+// placement's; nothing here computes a range.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "kernels/ops.h"
-#include "trainer/bucket.h"
 #include "trainer/communicator.h"
 #include "trainer/config.h"
 #include "trainer/copy_sum.h"
+#include "trainer/data_parallel.h"
 #include "trainer/parameters.h"
 
 namespace shardwright::trainer {
@@ -21,6 +19,7 @@ namespace shardwright::trainer {
 struct StepResult {
   double grad_norm = 0;  // of the whole model's gradient, before clipping
   bool finite = true;
+  double loss_scale = 1;  // what the gradients were multiplied by
 };
 
 /// Told of each (kind, box) just before it changes.
@@ -28,31 +27,30 @@ using BeforeWrite = std::function<void(const Parameter&, const char* kind, const
 
 class Optimizer {
  public:
-  Optimizer(Parameters& parameters, Communicators& comms, kernels::Stream& stream, const Config::Optim& hyper,
-            bool sequence_parallel);
+  Optimizer(Parameters& parameters, Communicators& comms, DataParallel& data, kernels::Stream& stream,
+            const Config::Optim& hyper, bool sequence_parallel);
 
-  /// First the sum of partial gradients over the ranks of a model's copy (copy_sum.h), then over dp. ZeRO 0:
-  /// all-reduce of gradients over dp, in place. ZeRO 1: reduce-scatter, each rank its pieces (uneven, some
-  /// empty); gradients outside them are then stale. What several ranks hold alike stays equal in each bit.
+  /// First the sum over dp, then that of partial gradients over the ranks of a model's copy (copy_sum.h):
+  /// after it grad_piece is the gradient of the whole batch. What several ranks hold alike is equal in each
+  /// bit.
   void reduce_gradients();
 
   /// The norm over writer boxes only (each element once), summed over all ranks in float64. `words` are
   /// summed along in the same all-reduce: how outcomes, failures, busy flags and stop requests travel without
-  /// a collective of their own.
-  StepResult norm(std::span<double> words);
+  /// a collective of their own. `loss_scale` is what the gradients are multiplied by; the norm is without it.
+  StepResult norm(std::span<double> words, double loss_scale = 1);
 
-  /// AdamW on the optimizer boxes with the norm's clipping, then (ZeRO 1) all-gather of parameters.
+  /// AdamW on what this rank owns, with the norm's clipping; then the values follow on all ranks.
   /// `before_write` is called for each (kind, box) about to change. `step` counts from 1.
   void update(const StepResult& norm, double lr, std::int64_t step, const BeforeWrite& before_write);
 
  private:
   Parameters& parameters_;
   Communicators& comms_;
+  DataParallel& data_;
   kernels::Stream& stream_;
   Config::Optim hyper_;
   CopySum copy_sum_;
-  std::vector<Bucket> copies_;  // none in a group of one
-  std::optional<Bucket> own_;   // with ZeRO >= 1 only
 };
 
 /// Learning rate of step `step` (from 1): a pure function. Linear warm-up over warmup_steps, then cosine or

@@ -11,16 +11,16 @@ Linear fuse(std::span<const Parameter* const> weights, std::span<const Parameter
   fused.weight_grad = weight.grad;
   fused.in = static_cast<std::int64_t>(weight.placed.holds.shape[1]);
   for (const Parameter* part : weights) {
-    assert(part->value == fused.weight + fused.out * fused.in &&
+    assert(kernels::ConstElements(part->value) == fused.weight + fused.out * fused.in &&
            part->grad == fused.weight_grad + fused.out * fused.in);
     fused.out += static_cast<std::int64_t>(part->placed.holds.shape[0]);
   }
   if (biases.empty()) return fused;
-  fused.bias = biases.front()->value;
+  fused.bias = biases.front()->value.f32();
   fused.bias_grad = biases.front()->grad;
   [[maybe_unused]] std::int64_t biased = 0;
   for ([[maybe_unused]] const Parameter* part : biases) {
-    assert(part->value == fused.bias + biased && part->grad == fused.bias_grad + biased);
+    assert(part->value.f32() == fused.bias + biased && part->grad == fused.bias_grad + biased);
     biased += static_cast<std::int64_t>(part->placed.holds.shape[0]);
   }
   assert(biased == fused.out);
@@ -28,15 +28,16 @@ Linear fuse(std::span<const Parameter* const> weights, std::span<const Parameter
 }
 
 void column_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                             const Linear& layer, const float* x, float* y) {
-  const float* all = group.gather(x, buffers.input, layer.in);
+                             const Linear& layer, kernels::ConstElements x, kernels::Elements y) {
+  const kernels::ConstElements all = group.gather(x, buffers.input, layer.in);
   if (layer.out == 0) return;
   kernels::linear_forward(stream, all, layer.weight, layer.bias, y, group.rows(), layer.in, layer.out);
 }
 
 void column_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                              const Linear& layer, const float* dy, const float* x, float* dx) {
-  const float* all = group.gather(x, buffers.input, layer.in);
+                              const Linear& layer, kernels::ConstElements dy, kernels::ConstElements x,
+                              float* dx) {
+  const kernels::ConstElements all = group.gather(x, buffers.input, layer.in);
   float* partial = group.partial(dx, buffers.output);
   if (layer.out == 0) {
     kernels::zero(stream, partial, group.rows() * layer.in);
@@ -48,7 +49,7 @@ void column_parallel_backward(kernels::Stream& stream, TensorGroup& group, const
 }
 
 void row_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                          const Linear& layer, const float* x, float* y) {
+                          const Linear& layer, kernels::ConstElements x, float* y) {
   float* partial = group.partial(y, buffers.output);
   // In a group of one the product may add the bias on its way.
   const bool alone = group.size() == 1;
@@ -64,8 +65,9 @@ void row_parallel_forward(kernels::Stream& stream, TensorGroup& group, const Gat
 }
 
 void row_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                           const Linear& layer, const float* dy, const float* x, float* dx) {
-  const float* all = group.gather(dy, buffers.output, layer.out);
+                           const Linear& layer, kernels::ConstElements dy, kernels::ConstElements x,
+                           kernels::Elements dx) {
+  const kernels::ConstElements all = group.gather(dy, buffers.output, layer.out);
   float* bias_grad = layer.bias_grad;
   if (bias_grad != nullptr && (group.spread() || layer.in == 0)) {
     kernels::bias_backward(stream, dy, bias_grad, group.local_rows(), layer.out);

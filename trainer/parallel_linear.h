@@ -1,8 +1,8 @@
 // Linear layers cut over the ranks of a tensor-parallel group, after Megatron-LM (Shoeybi et al. 2019). A
 // column-parallel layer holds rows of its weight and makes its part of the output; a row-parallel layer takes
-// such parts, and one sum over the group completes its output. A pair of them costs one sum forward and one
-// backward. `rows` are all of the micro-batch, `local rows` those of the group's residual stream that are
-// here (TensorGroup).
+// such parts, and one sum over the group, in fp32, completes its output. A pair of them costs one sum forward
+// and one backward. `rows` are all of the micro-batch, `local rows` those of the group's residual stream that
+// are here (TensorGroup).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace shardwright::trainer {
 /// A weight (out, in) and bias (out) with their gradients, as this rank holds them; no bias is null. Not
 /// owned.
 struct Linear {
-  const float* weight = nullptr;
+  kernels::ConstElements weight;
   const float* bias = nullptr;
   float* weight_grad = nullptr;
   float* bias_grad = nullptr;
@@ -31,24 +31,26 @@ Linear fuse(std::span<const Parameter* const> weights, std::span<const Parameter
 
 /// Room for activations of the whole micro-batch where ranks have only some rows; unused where they have all.
 struct GatherBuffers {
-  float* input = nullptr;   // (rows, C)
+  void* input = nullptr;    // (rows, C) of the run's type
   float* output = nullptr;  // (rows, C)
 };
 
 /// y(rows, out) = x * weight^T + bias; x(local rows, in), y this rank's columns.
 void column_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                             const Linear& layer, const float* x, float* y);
+                             const Linear& layer, kernels::ConstElements x, kernels::Elements y);
 /// dx(local rows, in) = dy(rows, out) * weight, summed over the group; the gradients of weight and bias +=.
 /// Any size of `out`, zero included.
 void column_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                              const Linear& layer, const float* dy, const float* x, float* dx);
+                              const Linear& layer, kernels::ConstElements dy, kernels::ConstElements x,
+                              float* dx);
 
 /// y(local rows, out) = x(rows, in) * weight^T summed over the group + bias, the bias once.
 void row_parallel_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                          const Linear& layer, const float* x, float* y);
+                          const Linear& layer, kernels::ConstElements x, float* y);
 /// dx(rows, in) = dy(local rows, out) * weight; the gradients of weight and bias +=. The bias' gradient is of
 /// the local rows: whole where every rank has all of them.
 void row_parallel_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                           const Linear& layer, const float* dy, const float* x, float* dx);
+                           const Linear& layer, kernels::ConstElements dy, kernels::ConstElements x,
+                           kernels::Elements dx);
 
 }  // namespace shardwright::trainer

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <string>
 
 #include "ckpt/digest.h"
+#include "ckpt/error.h"
 #include "kernels/ops.h"
 
 namespace shardwright::trainer {
@@ -13,35 +13,19 @@ namespace {
 
 using reshard::Role;
 
-constexpr std::uint64_t kAlign = 16;  // floats: 64 bytes
-
 // The weights' standard deviation of GPT-2 (Radford et al. 2019).
 constexpr double kInitStddev = 0.02;
-
-// Tensors that one matrix product reads as if they were one, in the order of its output columns.
-const std::vector<std::vector<Role>> kFused = {
-    {Role::q, Role::k, Role::v},
-    {Role::q_bias, Role::k_bias, Role::v_bias},
-    {Role::gate, Role::up},
-};
-
-// The fused group of a role: itself alone for most.
-std::vector<Role> fused_with(Role role) {
-  for (const std::vector<Role>& group : kFused)
-    if (std::find(group.begin(), group.end(), role) != group.end()) return group;
-  return {role};
-}
-
-std::uint64_t align(std::uint64_t floats) { return (floats + kAlign - 1) / kAlign * kAlign; }
 
 std::uint64_t purpose(const std::string& name) { return ckpt::xxh3_64(std::as_bytes(std::span(name))); }
 
 bool is_norm_weight(Role role) {
-  return role == Role::input_norm || role == Role::post_norm || role == Role::final_norm;
+  return role == Role::embed_norm || role == Role::input_norm || role == Role::post_norm ||
+         role == Role::final_norm;
 }
 
 bool is_bias(Role role) {
   switch (role) {
+    case Role::embed_norm_bias:
     case Role::input_norm_bias:
     case Role::q_bias:
     case Role::k_bias:
@@ -74,51 +58,49 @@ void draw(kernels::Stream& stream, float* values, const ckpt::Box& box, const ck
 
 }  // namespace
 
+kernels::ElementType element_type_named(const std::string& dtype) {
+  if (dtype == "fp32") return kernels::ElementType::f32;
+  if (dtype == "bf16") return kernels::ElementType::bf16;
+  if (dtype == "fp16") return kernels::ElementType::f16;
+  throw Error(ErrorCode::usage, "dtype: \"" + dtype + "\" is no type; give fp32, bf16 or fp16");
+}
+
 std::uint64_t row_offset(const ckpt::Box& outer, const ckpt::Box& inner) {
   return inner.empty() ? 0 : (inner.offset[0] - outer.offset[0]) * (outer.elements() / outer.shape[0]);
 }
 
-Parameters::Parameters(const reshard::ModelSpec& model, const reshard::Layout& layout, int rank)
-    : model_(model), layout_(layout), rank_(rank) {
-  for (const reshard::Placed& placed : reshard::placement(model_, layout_, rank_)) {
+Parameters::Parameters(const reshard::ModelSpec& model, const reshard::Layout& layout, int rank,
+                       kernels::ElementType type)
+    : model_(model), layout_(layout), rank_(rank), memory_(parameter_memory(model, layout, rank, type)) {
+  using kernels::MemoryUse;
+  const auto make = [](std::uint64_t bytes, MemoryUse use) {
+    return kernels::Memory(kernels::DeviceKind::cpu, bytes, use);
+  };
+  const bool value_slots = memory_.zero >= 3;
+  const bool grad_slots = memory_.zero >= 2;
+  values_ = make(memory_.value_bytes, value_slots ? MemoryUse::buffers : MemoryUse::param);
+  value_pieces_ = make(memory_.value_piece_bytes, MemoryUse::param);
+  grads_ = make(memory_.grad_elements * sizeof(float), grad_slots ? MemoryUse::buffers : MemoryUse::grad);
+  grad_pieces_ = make(grad_slots ? memory_.piece_elements * sizeof(float) : 0, MemoryUse::grad);
+  moments_ = make(2 * memory_.piece_elements * sizeof(float), MemoryUse::optimizer);
+  masters_ = make(memory_.master_elements * sizeof(float), MemoryUse::optimizer);
+  for (const TensorMemory& t : memory_.tensors) {
     Parameter p;
-    p.placed = placed;
-    p.spec = &model_.tensors[placed.tensor];
-    p.optimizer_box = reshard::optimizer_box(placed, layout_);
-    p.optimizer_offset = row_offset(placed.holds, p.optimizer_box);
+    p.placed = t.placed;
+    p.spec = &model_.tensors[t.placed.tensor];
+    p.unit = t.unit;
+    p.value = {values_.data() + t.value, t.type};
+    p.grad = grads_.floats() + t.grad;
+    p.optimizer_box = t.optimizer_box;
+    p.optimizer_offset = row_offset(t.placed.holds, t.optimizer_box);
+    p.value_piece = value_slots ? kernels::Elements(value_pieces_.data() + t.value_piece, t.type)
+                                : p.value + static_cast<std::int64_t>(p.optimizer_offset);
+    p.grad_piece = grad_slots ? grad_pieces_.floats() + t.piece : p.grad + p.optimizer_offset;
+    p.master = t.type == kernels::ElementType::f32 ? p.value_piece.f32() : masters_.floats() + t.master;
+    p.exp_avg = moments_.floats() + t.piece;
+    p.exp_avg_sq = p.exp_avg + memory_.piece_elements;
+    places_.emplace(std::pair(p.spec->role, p.spec->layer()), parameters_.size());
     parameters_.push_back(p);
-  }
-  // Model order, a fused group at the place of its first member.
-  std::uint64_t floats = 0;
-  std::vector<std::optional<std::uint64_t>> offsets(parameters_.size());
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (offsets[i]) continue;
-    for (Role member : fused_with(parameters_[i].spec->role)) {
-      for (std::size_t j = i; j < parameters_.size(); ++j) {
-        const reshard::TensorSpec& spec = *parameters_[j].spec;
-        if (offsets[j] || spec.role != member || spec.layer() != parameters_[i].spec->layer()) continue;
-        offsets[j] = floats;
-        floats += parameters_[j].placed.holds.elements();
-        break;
-      }
-    }
-    floats = align(floats);
-  }
-  values_ = kernels::Memory(kernels::DeviceKind::cpu, floats * sizeof(float));
-  grads_ = kernels::Memory(kernels::DeviceKind::cpu, floats * sizeof(float));
-  std::uint64_t moments = 0;
-  for (const Parameter& p : parameters_) moments += 2 * align(p.optimizer_box.elements());
-  moments_ = kernels::Memory(kernels::DeviceKind::cpu, moments * sizeof(float));
-  std::uint64_t at = 0;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    places_.emplace(std::pair(p.spec->role, p.spec->layer()), i);
-    p.value = values_.floats() + *offsets[i];
-    p.grad = grads_.floats() + *offsets[i];
-    p.exp_avg = moments_.floats() + at;
-    at += align(p.optimizer_box.elements());
-    p.exp_avg_sq = moments_.floats() + at;
-    at += align(p.optimizer_box.elements());
   }
 }
 
@@ -134,17 +116,17 @@ Parameter* Parameters::find(Role role, std::int64_t layer) {
 void Parameters::initialise(std::uint64_t seed) {
   kernels::Stream stream(kernels::DeviceKind::cpu);
   for (Parameter& p : parameters_) {
-    const std::int64_t count = static_cast<std::int64_t>(p.placed.holds.elements());
+    const std::int64_t count = static_cast<std::int64_t>(p.optimizer_box.elements());
     const Role role = p.spec->role;
     if (is_norm_weight(role)) {
-      kernels::fill(stream, 1.0F, p.value, count);
+      kernels::fill(stream, 1.0F, p.master, count);
     } else if (is_bias(role)) {
-      kernels::zero(stream, p.value, count);
+      kernels::zero(stream, p.master, count);
     } else if (count > 0) {
       // Residual branches add up over 2 * layers projections, so each starts smaller.
       const bool residual = role == Role::o || role == Role::down;
       const double scale = residual ? 1.0 / std::sqrt(2.0 * static_cast<double>(model_.config.layers)) : 1.0;
-      draw(stream, p.value, p.placed.holds, p.spec->shape, seed, purpose(p.spec->name),
+      draw(stream, p.master, p.optimizer_box, p.spec->shape, seed, purpose(p.spec->name),
            static_cast<float>(kInitStddev * scale));
     }
   }
@@ -158,11 +140,14 @@ void Parameters::zero_moments() {
 
 void Parameters::zero_gradients() {
   kernels::Stream stream(kernels::DeviceKind::cpu);
-  const std::span<float> all = gradients();
-  kernels::zero(stream, all.data(), static_cast<std::int64_t>(all.size()));
+  const kernels::Memory& sums = memory_.zero >= 2 ? grad_pieces_ : grads_;
+  kernels::zero(stream, sums.floats(), static_cast<std::int64_t>(sums.bytes() / sizeof(float)));
 }
 
-std::span<float> Parameters::gradients() { return {grads_.floats(), grads_.bytes() / sizeof(float)}; }
+std::span<float> Parameters::gradients(std::size_t unit) {
+  const UnitMemory& u = memory_.units[unit];
+  return {grads_.floats() + u.grad, u.grad_elements};
+}
 
 std::vector<ckpt::SaveItem> Parameters::save_items() const {
   std::vector<ckpt::SaveItem> items;
@@ -172,7 +157,7 @@ std::vector<ckpt::SaveItem> Parameters::save_items() const {
       items.push_back({p.spec->name, kind, ckpt::DType::f32, p.spec->shape, box, p.placed.chunk,
                        std::make_shared<ckpt::HostSource>(memory, box, sizeof(float))});
     };
-    add(reshard::kParam, p.value + row_offset(p.placed.holds, box));
+    add(reshard::kParam, p.master + row_offset(p.optimizer_box, box));
     add(reshard::kExpAvg, p.exp_avg + row_offset(p.optimizer_box, box));
     add(reshard::kExpAvgSq, p.exp_avg_sq + row_offset(p.optimizer_box, box));
   }
@@ -186,7 +171,7 @@ std::vector<ckpt::LoadItem> Parameters::load_items(bool weights_only) {
       items.push_back(
           {p.spec->name, kind, ckpt::DType::f32, p.spec->shape, box, reinterpret_cast<std::byte*>(memory)});
     };
-    add(reshard::kParam, p.placed.holds, p.value);
+    add(reshard::kParam, p.optimizer_box, p.master);
     if (weights_only) continue;
     add(reshard::kExpAvg, p.optimizer_box, p.exp_avg);
     add(reshard::kExpAvgSq, p.optimizer_box, p.exp_avg_sq);

@@ -24,16 +24,16 @@ PipelinePlace place(const Communicator& pipeline, const Parameters& parameters) 
 
 }  // namespace
 
-Pipeline::Pipeline(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
+Pipeline::Pipeline(Parameters& parameters, Communicators& comms, DataParallel& data, kernels::Stream& stream,
                    const PipelineOptions& options)
     : pipeline_(*comms.pipeline),
       tensor_(*comms.tensor),
       group_(*comms.tensor, options.sequence_parallel),
-      shape_(decoder_shape(parameters, group_, options.batch * options.positions)),
+      shape_(decoder_shape(parameters, group_, options.batch * options.positions, options.recompute)),
       work_(shape_, group_.spread()),
       schedule_(make_schedule(options.schedule, place(pipeline_, parameters), options.micro_batches)) {
   if (options.early_receives) schedule_ = with_early_receives(std::move(schedule_));
-  const DecoderParts parts{parameters, group_, stream, shape_, work_, options.seed};
+  const DecoderParts parts{parameters, data, group_, stream, shape_, work_, options.seed};
   int chunk = 0;
   for (const reshard::StageLayers& stage :
        reshard::virtual_stages(parameters.layout(), parameters.model(), parameters.rank())) {

@@ -21,6 +21,7 @@ struct PipelineOptions {
   std::int64_t batch = 1;          // sequences of a micro-batch at most
   std::int64_t positions = 0;      // of a sequence at most
   std::uint64_t seed = 0;          // of dropout masks
+  Recompute recompute = Recompute::none;
 };
 
 /// A rank's share of the model with all that runs it. Every call is collective over the ranks of one copy of
@@ -32,7 +33,7 @@ class Pipeline {
   /// Told of each forward and backward before it starts.
   using Observer = std::function<void(Action)>;
 
-  Pipeline(Parameters& parameters, Communicators& comms, kernels::Stream& stream,
+  Pipeline(Parameters& parameters, Communicators& comms, DataParallel& data, kernels::Stream& stream,
            const PipelineOptions& options);
 
   /// Forward and backward of a step's micro-batches; adds scale * gradient of the sum of losses to the

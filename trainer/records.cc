@@ -17,6 +17,7 @@
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "ckpt/error.h"
@@ -98,22 +99,39 @@ const char* outcome_name(ckpt::SaveResult result) {
   return result == ckpt::SaveResult::failed ? "failed" : "skipped";
 }
 
+/// Calls `visit(record, generation)` for each whole line that names its generation.
+template <class Visit>
+void for_each_record(const std::string& path, Visit visit) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return;  // opening a FIFO would wait
+  std::ifstream lines(path);
+  for (std::string line; std::getline(lines, line);) {
+    const auto record = nlohmann::json::parse(line, nullptr, false);
+    if (record.is_object() && record.contains("generation") && record["generation"].is_number_unsigned())
+      visit(record, record["generation"].template get<std::uint64_t>());
+  }
+}
+
 }  // namespace
 
 std::optional<std::uint64_t> recorded_generation(const std::string& run_dir) {
   std::optional<std::uint64_t> highest;
-  for (const char* name : {"/events.jsonl", "/metrics.jsonl"}) {
-    std::error_code unknown;
-    if (!std::filesystem::is_regular_file(run_dir + name, unknown)) continue;  // opening a FIFO would wait
-    std::ifstream lines(run_dir + name);
-    for (std::string line; std::getline(lines, line);) {
-      const auto record = nlohmann::json::parse(line, nullptr, false);
-      if (!record.is_object() || !record.contains("generation") || !record["generation"].is_number_unsigned())
-        continue;
-      highest = std::max(highest.value_or(0), record["generation"].get<std::uint64_t>());
-    }
-  }
+  for (const char* name : {"/events.jsonl", "/metrics.jsonl"})
+    for_each_record(run_dir + name, [&](const nlohmann::json&, std::uint64_t generation) {
+      highest = std::max(highest.value_or(0), generation);
+    });
   return highest;
+}
+
+std::int64_t recorded_step(const std::string& run_dir, std::uint64_t generation) {
+  std::int64_t last = 0;
+  for_each_record(run_dir + "/metrics.jsonl", [&](const nlohmann::json& record, std::uint64_t of) {
+    const auto step = record.find("step");
+    if (of == generation && record.value("type", nlohmann::json()) == "step" && step != record.end() &&
+        step->is_number_integer())
+      last = std::max(last, step->get<std::int64_t>());
+  });
+  return last;
 }
 
 std::string json_number(double value) {
@@ -134,13 +152,31 @@ struct Records::State {
 Records::Records(const std::string& run_dir) : state_(std::make_unique<State>(run_dir)) {}
 Records::~Records() = default;
 
+std::string memory_json(const kernels::MemoryBytes& bytes) {
+  const auto of = [&](kernels::MemoryUse use) { return bytes[static_cast<std::size_t>(use)]; };
+  return fmt::format(
+      R"({{"param":{},"grad":{},"optimizer":{},"activation":{},"buffers":{},"scratch":{},"total":{}}})",
+      of(kernels::MemoryUse::param), of(kernels::MemoryUse::grad), of(kernels::MemoryUse::optimizer),
+      of(kernels::MemoryUse::activation), of(kernels::MemoryUse::buffers), of(kernels::MemoryUse::scratch),
+      std::accumulate(bytes.begin(), bytes.end(), std::size_t{0}));
+}
+
 void Records::step(const StepRecord& r) {
   std::string line = fmt::format(
       R"({{"type":"step","step":{},"generation":{},"loss":{},"grad_norm":{},"lr":{},"samples":{},"tokens_per_s":{},)"
-      R"("step_ms":{},"ckpt_stall_ms":{},"layout":{},"ranks":{})",
+      R"("step_ms":{},"ckpt_stall_ms":{},"layout":{},"ranks":{},"loss_scale":{},"skipped_steps":{},"memory_bytes":{})",
       r.step, r.generation, json_number(r.loss), json_number(r.grad_norm), json_number(r.lr), r.samples,
       json_number(r.tokens_per_s), json_number(r.step_ms), json_number(r.ckpt_stall_ms), quoted(r.layout),
-      r.ranks);
+      r.ranks, json_number(r.loss_scale), r.skipped_steps, memory_json(r.memory));
+  if (!r.sample_ids.empty()) line += fmt::format(R"(,"sample_ids":[{}])", fmt::join(r.sample_ids, ","));
+  state_->metrics.append(line + "}");
+}
+
+void Records::skipped(const SkipRecord& r) {
+  std::string line = fmt::format(
+      R"({{"type":"skipped","step":{},"generation":{},"loss":{},"grad_norm":{},"samples":{},"loss_scale":{},"reason":{})",
+      r.step, r.generation, json_number(r.loss), json_number(r.grad_norm), r.samples,
+      json_number(r.loss_scale), quoted(r.reason));
   if (!r.sample_ids.empty()) line += fmt::format(R"(,"sample_ids":[{}])", fmt::join(r.sample_ids, ","));
   state_->metrics.append(line + "}");
 }

@@ -9,6 +9,7 @@
 
 #include "ckpt/saver.h"
 #include "ckpt/scan.h"
+#include "kernels/device.h"
 
 namespace shardwright::trainer {
 
@@ -24,7 +25,25 @@ struct StepRecord {
   double ckpt_stall_ms = 0;
   std::string layout;
   int ranks = 0;
+  double loss_scale = 1;                 // of the step
+  std::int64_t skipped_steps = 0;        // so far
+  kernels::MemoryBytes memory{};         // peaks since the start; of each kind the rank's that has the most
   std::vector<std::int64_t> sample_ids;  // written if not empty
+};
+
+/// {"param","grad","optimizer","activation","buffers","total"}: JSON of bytes by use.
+std::string memory_json(const kernels::MemoryBytes& bytes);
+
+/// A batch that was passed over: no optimizer step was made of it.
+struct SkipRecord {
+  std::int64_t step = 0;  // the one that it would have been
+  std::uint64_t generation = 0;
+  double loss = 0;  // NaN if it was not computed again
+  double grad_norm = 0;
+  std::int64_t samples = 0;  // after it
+  double loss_scale = 1;
+  std::string reason;  // overflow | nonfinite | rollback
+  std::vector<std::int64_t> sample_ids;
 };
 
 /// Appends whole lines with one write each; a torn last line is ended at opening. Thread-safe. Errors are
@@ -35,6 +54,7 @@ class Records {
   explicit Records(const std::string& run_dir);
   ~Records();
   void step(const StepRecord& record);
+  void skipped(const SkipRecord& record);
   void eval(std::int64_t step, double loss, std::int64_t tokens);
   void checkpoint(const ckpt::SaveOutcome& outcome);
   /// `fields_json` is a JSON object whose members join "time", "generation", "event".
@@ -48,6 +68,9 @@ class Records {
 /// The highest generation that a line of events.jsonl or metrics.jsonl names; nothing if none does. Lines
 /// that are damaged are passed over.
 std::optional<std::uint64_t> recorded_generation(const std::string& run_dir);
+
+/// The last step that metrics.jsonl tells of in this generation, 0 if none.
+std::int64_t recorded_step(const std::string& run_dir, std::uint64_t generation);
 
 /// JSON number that parses back to the same value; non-finite ones as the strings of the contract.
 std::string json_number(double value);

@@ -9,8 +9,11 @@
 #include <optional>
 
 #include "ckpt/checkpoint.h"
+#include "ckpt/commit.h"
 #include "ckpt/digest.h"
+#include "ckpt/verify.h"
 #include "trainer/agreement.h"
+#include "trainer/loss_scale.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -158,6 +161,20 @@ Choice broadcast_choice(Communicator& world, const std::function<Choice()>& choo
   return decode(world.broadcast(encode(choice), 0));
 }
 
+/// Error(usage) for what may not differ. Of a checkpoint that nobody has named, only if it is whole: one
+/// whose files were mixed with another run's is damaged, whatever its manifest says.
+void refuse(const Comparison& comparison, const std::string& path, ckpt::Env& env,
+            const ResumeRequest& request) {
+  try {
+    refuse_changes(comparison, path);
+  } catch (const Error&) {
+    if (request.mode == Resume::path) throw;
+    const ckpt::VerifyReport report = ckpt::verify(env, path, request.threads);
+    if (report.ok()) throw;
+    throw Error(ErrorCode::damaged, report.problems.front().message, path);
+  }
+}
+
 }  // namespace
 
 Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, const ResumeRequest& request,
@@ -169,12 +186,13 @@ Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, cons
   while (!choice.fresh) {
     std::optional<Error> failure = failure_of_any(world, [&] {
       const ckpt::Checkpoint checkpoint = ckpt::Checkpoint::open(env, choice.path, choice.digest);
-      start.comparison = compare(checkpoint.manifest(), config, parameters.model(), initial);
-      if (!request.accept_changes) refuse_changes(start.comparison, choice.path);
-      const TrainingState stored = parse_training_json(checkpoint.manifest().description.training);
+      start.comparison = compare(checkpoint.manifest(), choice.path, config, parameters.model(), initial);
+      if (!request.accept_changes) refuse(start.comparison, choice.path, env, request);
+      const TrainingState stored = training_state_of(checkpoint.manifest(), choice.path);
       start.state = stored;
       start.state.seed = initial.seed;
       start.state.dtype = initial.dtype;
+      adapt_loss_scale(start.state, stored.dtype, config.train);
       start.state.global_batch = initial.global_batch;
       start.state.data = initial.data;
       parameters.zero_moments();

@@ -25,7 +25,7 @@ struct ResumeRequest {
 };
 
 struct Start {
-  TrainingState state;  // position of this run, seed, global batch and data of the configuration
+  TrainingState state;  // position of this run; seed, type, global batch and data of the configuration
   bool fresh = true;
   std::string path;  // resumed from
   std::vector<ckpt::PassedOver> passed_over;

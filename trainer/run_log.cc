@@ -33,6 +33,30 @@ void RunLog::step(const StepRecord& record) {
   keep_failure([&] { records_->step(record); });
 }
 
+void RunLog::skipped(const SkipRecord& r) {
+  keep_failure([&] { records_->skipped(r); });
+  line(r.reason == "overflow"
+           ? fmt::format("gradients overflow at loss scale {:.0f}: batch passed over, step {} takes the next",
+                         2 * r.loss_scale, r.step)
+           : fmt::format("step {}: batch of samples {} passed over ({}), the next one is taken", r.step,
+                         r.samples, r.reason));
+}
+
+void RunLog::spike(std::int64_t step, const char* what, double value, double usual) {
+  event("spike", fmt::format(R"({{"step":{},"what":"{}","value":{},"usual":{}}})", step, what,
+                             json_number(value), json_number(usual)));
+  line(fmt::format("step {}: {} is {:.4g}, {:.1f} times what is usual", step, what, value, value / usual));
+}
+
+void RunLog::leap(std::int64_t step, double loss, double saved) {
+  event("spike", fmt::format(R"({{"step":{},"what":"loss after resume","value":{},"usual":{}}})", step,
+                             json_number(loss), json_number(saved)));
+  line(fmt::format(
+      "warning: step {}: the loss is {:.4g}, but {:.4g} when the checkpoint was saved: these may not be the "
+      "weights that were trained; compare the checkpoint with others by `shardwright diff`",
+      step, loss, saved));
+}
+
 void RunLog::eval(std::int64_t step, double loss, std::int64_t tokens) {
   keep_failure([&] { records_->eval(step, loss, tokens); });
 }

@@ -19,6 +19,12 @@ class RunLog {
   /// Opens the run's records; until then only lines are said. Error(io | no_space).
   void open(const std::string& run_dir);
   void step(const StepRecord& record);
+  /// Its line in the metrics, and one for people.
+  void skipped(const SkipRecord& record);
+  /// An event, and a line for people: `what` rose from what is usual.
+  void spike(std::int64_t step, const char* what, double value, double usual);
+  /// The same of the first loss after a resume, which is far above that of the checkpoint.
+  void leap(std::int64_t step, double loss, double saved);
   void eval(std::int64_t step, double loss, std::int64_t tokens);
   void outcome(const ckpt::SaveOutcome& outcome);
   /// `fields_json`: an object whose members join the event.

@@ -144,4 +144,30 @@ std::int64_t buffers_needed(std::span<const Instruction> schedule, int chunk) {
   return most;
 }
 
+std::vector<std::int64_t> buffers_of_chunks(ScheduleKind kind, const PipelinePlace& place,
+                                            std::int64_t micro_batches) {
+  check(place, micro_batches);
+  const std::int64_t all = micro_batches * place.chunks;
+  const std::int64_t ahead = warm_up(kind, place, all);
+  const std::int64_t group = place.chunks > 1 ? place.ranks : micro_batches;
+  const std::int64_t round = group * place.chunks;
+  // How many of the first `passes` are of the chunk that comes as the `turn`-th of a round.
+  const auto passed = [&](std::int64_t count, std::int64_t turn) {
+    return count / round * group + std::clamp<std::int64_t>(count % round - turn * group, 0, group);
+  };
+  std::vector<std::int64_t> most(static_cast<std::size_t>(place.chunks));
+  for (std::int64_t chunk = 0; chunk < place.chunks; ++chunk) {
+    // A chunk has the most alive after a forward pass, and while its group goes forward no fewer than before.
+    // After the passes ahead each round is like the one before.
+    const std::int64_t rounds = std::min(all / round, ahead / round + 3);
+    for (std::int64_t r = 0; r < rounds; ++r) {
+      const std::int64_t forwards = r * round + (chunk + 1) * group;
+      const std::int64_t backwards = std::max<std::int64_t>(0, forwards - 1 - ahead);
+      std::int64_t& peak = most[static_cast<std::size_t>(chunk)];
+      peak = std::max(peak, passed(forwards, chunk) - passed(backwards, place.chunks - 1 - chunk));
+    }
+  }
+  return most;
+}
+
 }  // namespace shardwright::trainer

@@ -77,4 +77,8 @@ std::vector<Instruction> with_early_receives(std::vector<Instruction> schedule);
 /// chunk.
 std::int64_t buffers_needed(std::span<const Instruction> schedule, int chunk);
 
+/// buffers_needed() of make_schedule()'s list for each chunk, without the list: for plans of many layouts.
+std::vector<std::int64_t> buffers_of_chunks(ScheduleKind kind, const PipelinePlace& place,
+                                            std::int64_t micro_batches);
+
 }  // namespace shardwright::trainer

@@ -10,6 +10,11 @@
 #include "ckpt/error.h"
 
 namespace shardwright::trainer {
+namespace {
+
+constexpr std::chrono::milliseconds kSameRequest{500};
+
+}  // namespace
 
 StopRequests::StopRequests() {
   sigset_t stops;
@@ -38,8 +43,16 @@ std::string StopRequests::first() const { return std::string("SIG") + ::sigabbre
 
 int StopRequests::count() {
   signalfd_siginfo info{};
-  while (::read(fd_, &info, sizeof info) == sizeof info)
-    if (count_++ == 0) first_ = static_cast<int>(info.ssi_signo);
+  while (::read(fd_, &info, sizeof info) == sizeof info) {
+    const auto now = std::chrono::steady_clock::now();
+    if (count_ == 0) {
+      first_ = static_cast<int>(info.ssi_signo);
+      first_at_ = now;
+    } else if (now - first_at_ < kSameRequest) {
+      continue;
+    }
+    ++count_;
+  }
   return count_;
 }
 

@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <string>
 
 namespace shardwright::trainer {
@@ -20,7 +21,8 @@ class StopRequests {
 
   /// Readable when a signal has come.
   int fd() const { return fd_; }
-  /// How many have come so far.
+  /// How many have come so far. Those within half a second of the first are it once more: timeout(1) and
+  /// service managers signal a process and then its whole group.
   int count();
   /// Name of the first, as "SIGTERM".
   std::string first() const;
@@ -31,6 +33,7 @@ class StopRequests {
   int fd_ = -1;
   int count_ = 0;
   int first_ = 0;
+  std::chrono::steady_clock::time_point first_at_;
 };
 
 }  // namespace shardwright::trainer

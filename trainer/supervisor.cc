@@ -13,15 +13,18 @@
 #include "ckpt/fault.h"
 #include "ckpt/run_dir.h"
 #include "ckpt/scan.h"
+#include "trainer/auto_plan.h"
 #include "trainer/generation.h"
 #include "trainer/heartbeat_listener.h"
 #include "trainer/launcher.h"
 #include "trainer/memory_need.h"
+#include "trainer/plan_request.h"
 #include "trainer/records.h"
 #include "trainer/recovery.h"
 #include "trainer/run_identity.h"
 #include "trainer/scratch_dir.h"
 #include "trainer/stop_requests.h"
+#include "trainer/thread_count.h"
 #include "trainer/train.h"
 
 namespace shardwright::trainer {
@@ -49,11 +52,7 @@ std::string own_program() {
 
 reshard::Layout first_layout(const Config& config, const reshard::ModelSpec& model,
                              const std::optional<int>& nproc) {
-  const reshard::Layout& asked = config.parallel.layout;
-  const auto size = [&](reshard::Axis axis) { return std::max(1, reshard::axis_size(asked, axis)); };
-  const int ranks =
-      nproc ? *nproc : size(reshard::Axis::tp) * size(reshard::Axis::pp) * size(reshard::Axis::dp);
-  const reshard::Layout layout = reshard::with_ranks(asked, ranks);
+  const reshard::Layout layout = reshard::with_ranks(config.parallel.layout, nproc.value_or(0));
   reshard::check_layout(layout, model, config.batch());
   return layout;
 }
@@ -72,9 +71,10 @@ class Supervisor {
         model_(reshard::build_model(config_.model)),
         layout_(first_layout(config_, model_, options.nproc)),
         slots_(layout_.ranks()) {
-    check_memory(model_, layout_, config_.train.micro_batch, machine_memory());
+    check_memory(model_, layout_, training_shape(config_), machine_memory());
     find_mpirun();
     allow_descriptors(slots_);
+    check_file_size_limit();
     take_run();
   }
 
@@ -208,9 +208,11 @@ void Supervisor::record_end(const ckpt::Generation& generation, const Verdict& v
                             const GenerationEnd& end) {
   const auto kept = newest();
   const std::int64_t saved = kept ? static_cast<std::int64_t>(kept->commit.step) : 0;
+  // Heartbeats are many short steps behind; the metrics may be lost with their disk.
+  const std::int64_t done = std::max(end.steps, recorded_step(config_.run_dir, generation.number));
   event(generation, "generation_end",
         {{"cause", name(verdict.cause)},
-         {"lost_steps", std::max<std::int64_t>(0, end.steps - saved)},
+         {"lost_steps", std::max<std::int64_t>(0, done - saved)},
          {"seconds", end.seconds}});
 }
 
@@ -231,7 +233,8 @@ int Supervisor::run() {
     layout_ = *plan->layout;
     slots_ = plan->slots;
     const int idle = slots_ - layout_.ranks();
-    say(fmt::format("{}; going on with {} ranks ({}){}", failure(verdict), layout_.ranks(), layout_.string(),
+    say(fmt::format("{}; going on with {} rank{} ({}){}", failure(verdict), layout_.ranks(),
+                    layout_.ranks() == 1 ? "" : "s", layout_.string(),
                     idle > 0 ? fmt::format("; {} that remain stay idle", idle) : ""));
     const ckpt::Generation next = begin();
     record_end(generation, verdict, end);  // now that a save which was all but committed counts
@@ -274,7 +277,13 @@ std::optional<Plan> Supervisor::after(const ckpt::Generation& generation, const 
 
 int run_supervisor(const TrainOptions& options) {
   ckpt::check_fault_variable();
-  return Supervisor(options).run();
+  threads_asked();
+  if (!options.plan) return Supervisor(options).run();
+  const AutoPlan plan = choose_layout(options.config_file, options.overrides, options.nproc);
+  say(plan.text);
+  TrainOptions planned = options;
+  planned.overrides.insert(planned.overrides.end(), plan.overrides.begin(), plan.overrides.end());
+  return Supervisor(planned).run();
 }
 
 }  // namespace shardwright::trainer

@@ -1,6 +1,8 @@
 #include "trainer/tensor_group.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <span>
 
 namespace shardwright::trainer {
@@ -28,10 +30,6 @@ void TensorGroup::set_rows(std::int64_t rows) {
   first_row_ = rank * (rows / ranks) + std::min(rank, rows % ranks);
 }
 
-std::int64_t TensorGroup::most_local_rows(std::int64_t rows) const {
-  return spread_ ? rows_of(rows, comm_.size(), 0) : rows;
-}
-
 const std::vector<std::int64_t>& TensorGroup::counts(std::int64_t width) {
   counts_.clear();
   for (std::int64_t rank = 0; rank < comm_.size(); ++rank)
@@ -39,11 +37,17 @@ const std::vector<std::int64_t>& TensorGroup::counts(std::int64_t width) {
   return counts_;
 }
 
-const float* TensorGroup::gather(const float* x, float* whole, std::int64_t width) {
+kernels::ConstElements TensorGroup::gather(kernels::ConstElements x, void* whole, std::int64_t width) {
   if (!spread_) return x;
-  comm_.all_gather(std::span<const float>(x, static_cast<std::size_t>(local_rows_ * width)),
-                   floats(whole, rows_ * width), counts(width));
-  return whole;
+  const auto size = static_cast<std::int64_t>(kernels::element_size(x.type));
+  const kernels::Elements all(whole, x.type);
+  const auto bytes = static_cast<std::size_t>(local_rows_ * width * size);
+  if (bytes > 0) std::memcpy((all + first_row_ * width).data, x.data, bytes);
+  comm_
+      .start_all_gather({static_cast<std::byte*>(whole), static_cast<std::size_t>(rows_ * width * size)},
+                        counts(width * size))
+      ->wait();
+  return all;
 }
 
 void TensorGroup::sum(float* whole, float* y, std::int64_t width) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/elements.h"
 #include "trainer/communicator.h"
 
 namespace shardwright::trainer {
@@ -29,12 +30,14 @@ class TensorGroup {
   /// This rank's: [first_row, first_row + local_rows); all of them unless spread.
   std::int64_t local_rows() const { return local_rows_; }
   std::int64_t first_row() const { return first_row_; }
-  /// The most that set_rows(rows) may give a rank.
-  std::int64_t most_local_rows(std::int64_t rows) const;
+  /// The most that set_rows(rows) may give a rank, of `ranks` over which rows are spread.
+  static std::int64_t most_local_rows(std::int64_t rows, std::int64_t ranks) {
+    return (rows + ranks - 1) / ranks;
+  }
 
-  /// x(local rows, width) of all ranks as (rows, width): in `whole`, or x itself where every rank has all
-  /// rows.
-  const float* gather(const float* x, float* whole, std::int64_t width);
+  /// x(local rows, width) of all ranks as (rows, width): in `whole`, which has x's type, or x itself where
+  /// every rank has all rows.
+  kernels::ConstElements gather(kernels::ConstElements x, void* whole, std::int64_t width);
   /// Where a rank puts what it adds to a sum over the group: `whole`(rows, width), or the result's own place
   /// y where that has all rows.
   float* partial(float* y, float* whole) const { return spread_ ? whole : y; }

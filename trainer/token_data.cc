@@ -35,7 +35,8 @@ Format format_of(const std::string& file, const std::string& format) {
 class Mapping {
  public:
   explicit Mapping(const std::string& file) {
-    const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    // Not blocking: a FIFO of that name must be an error, not a hang.
+    const int fd = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
       if (errno == ENOENT || errno == ENOTDIR)
         throw Error(ErrorCode::missing,

@@ -20,6 +20,7 @@ struct TrainOptions {
   std::optional<std::int64_t> stop_after;  // a total of steps
   std::optional<int> nproc;
   bool accept_changes = false;
+  bool plan = false;  // take the layout that the planner finds best (run_supervisor)
 };
 
 /// True if the environment says that this process is a rank of a launcher: OMPI_COMM_WORLD_SIZE, or

@@ -28,8 +28,7 @@ TrainStep::TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t pos
       batch_(batch),
       index_(index),
       size_(size),
-      seed_(static_cast<float>(1.0 /
-                               (static_cast<double>(batch.global_batch) * static_cast<double>(positions)))) {}
+      seed_(1.0 / (static_cast<double>(batch.global_batch) * static_cast<double>(positions))) {}
 
 MicroBatch TrainStep::micro_batch(const std::vector<std::int64_t>& samples, std::int64_t first_sequence,
                                   std::int64_t micro) const {
@@ -41,7 +40,7 @@ MicroBatch TrainStep::micro_batch(const std::vector<std::int64_t>& samples, std:
 }
 
 double TrainStep::run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
-                      std::int64_t step, Progress& progress) {
+                      std::int64_t step, Progress& progress, double loss_scale) {
   const Pipeline::Source source = [&](std::int64_t micro) {
     return micro_batch(samples, first_sequence, micro);
   };
@@ -57,7 +56,7 @@ double TrainStep::run(const std::vector<std::int64_t>& samples, std::int64_t fir
     seen = true;
     progress.advance();
   };
-  return pipeline_.train(source, seed_, observer);
+  return pipeline_.train(source, static_cast<float>(loss_scale * seed_), observer);
 }
 
 }  // namespace shardwright::trainer

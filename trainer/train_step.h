@@ -27,11 +27,11 @@ class TrainStep {
   TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t positions,
             const reshard::BatchShape& batch, int index, int size);
 
-  /// Adds the gradients of this rank's micro-batches, seeded with 1 / (global_batch * positions). `samples`
-  /// are those of the step, the first of them being sequence `first_sequence` of the run. Returns what this
-  /// rank adds to the sum of losses over all ranks. Fault points step.forward and step.backward.
+  /// Adds the gradients of this rank's micro-batches, seeded with loss_scale / (global_batch * positions).
+  /// `samples` are those of the step, the first of them being sequence `first_sequence` of the run. Returns
+  /// what this rank adds to the sum of losses over all ranks. Fault points step.forward and step.backward.
   double run(const std::vector<std::int64_t>& samples, std::int64_t first_sequence, int rank,
-             std::int64_t step, Progress& progress);
+             std::int64_t step, Progress& progress, double loss_scale = 1);
   /// This rank's micro-batch of a number, of such a step.
   MicroBatch micro_batch(const std::vector<std::int64_t>& samples, std::int64_t first_sequence,
                          std::int64_t micro) const;
@@ -43,7 +43,7 @@ class TrainStep {
   reshard::BatchShape batch_;
   int index_;
   int size_;
-  float seed_;  // of backward
+  double seed_;  // of backward, at a loss scale of 1
 };
 
 }  // namespace shardwright::trainer

@@ -2,12 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "ckpt/fault.h"
 #include "trainer/agreement.h"
+#include "trainer/loss_scale.h"
 #include "trainer/sample_loss.h"
 #include "trainer/stop_signals.h"
 
@@ -32,21 +36,26 @@ double now_s() { return std::chrono::duration<double>(Clock::now().time_since_ep
 }  // namespace
 
 TrainingLoop::TrainingLoop(LoopParts parts, const TrainingState& start)
-    : parts_(parts),
+    : parts_(std::move(parts)),
       state_(start),
-      train_step_(parts.pipeline, parts.train_data, parts.config.model.seq_len, parts.config.batch(),
-                  parts.comms.data->rank(), parts.comms.data->size()) {}
+      train_step_(parts_.pipeline, parts_.train_data, parts_.config.model.seq_len, parts_.config.batch(),
+                  parts_.comms.data->rank(), parts_.comms.data->size()),
+      loss_spikes_(parts_.config.health.loss_spike),
+      norm_spikes_(parts_.config.health.norm_spike),
+      loss_of_checkpoint_(start.loss) {}
 
 LoopEnd TrainingLoop::run(std::int64_t last) {
   const std::int64_t every = parts_.config.checkpoint.every;
   if (state_.step == last) save(true);  // --stop-after 0
   while (state_.step < last && !stop_) {
-    const std::int64_t number = state_.step + 1;
-    step(number);
-    const bool ends = number == last || stop_;
-    if (ends || (every > 0 && number % every == 0)) save(ends);
+    const bool stepped = step(state_.step + 1);
+    const bool ends = state_.step == last || stop_;
+    const bool due = stepped && every > 0 && state_.step % every == 0;
+    // What is passed over makes no other state: no second checkpoint of a step.
+    if ((ends || due) && state_.step != saved_step_) save(ends);
     const std::int64_t eval_every = parts_.config.train.eval_every;
-    if (parts_.valid_data != nullptr && !stop_ && eval_every > 0 && number % eval_every == 0) evaluate();
+    if (stepped && parts_.valid_data != nullptr && !stop_ && eval_every > 0 && state_.step % eval_every == 0)
+      evaluate();
   }
   parts_.checkpointing.settle();
   together(*parts_.comms.world, [&] {
@@ -58,7 +67,7 @@ LoopEnd TrainingLoop::run(std::int64_t last) {
   return state_.step < last ? LoopEnd::preempted : LoopEnd::done;
 }
 
-void TrainingLoop::step(std::int64_t number) {
+bool TrainingLoop::step(std::int64_t number) {
   const Clock::time_point start = Clock::now();
   const int rank = parts_.comms.world->rank();
   const Config& config = parts_.config;
@@ -68,30 +77,35 @@ void TrainingLoop::step(std::int64_t number) {
   ckpt::fault_point("step.begin", rank, at);
 
   const std::vector<std::int64_t> samples = samples_of_step(parts_.order, state_.samples, global_batch);
+  if (bad_batches_.contains(state_.samples)) {
+    constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+    skip(number, kUnknown, kUnknown, "rollback", samples);
+    return false;
+  }
   parts_.parameters.zero_gradients();
-  const double loss_sum = train_step_.run(samples, state_.samples, rank, number, parts_.progress);
+  const double loss_sum =
+      train_step_.run(samples, state_.samples, rank, number, parts_.progress, state_.loss_scale);
   parts_.optimizer.reduce_gradients();
 
   std::array<double, kWords> words{};
-  words[kLoss] = loss_sum;
+  words[kLoss] = ckpt::faulty_value("step.loss", loss_sum, rank, at);
   words[kStop] = stop_requested() ? 1 : 0;
   words[kHostError] = parts_.log.failure() ? 1 : 0;
   const std::span<double> saving = std::span(words).subspan(kCheckpointing);
   parts_.checkpointing.put_words(saving);
-  const StepResult norm = parts_.optimizer.norm(words);
+  const StepResult norm = parts_.optimizer.norm(words, state_.loss_scale);
   parts_.checkpointing.take_words(saving);
   const double loss =
       words[kLoss] / (static_cast<double>(global_batch) * static_cast<double>(config.model.seq_len));
 
   if (words[kHostError] > 0)
     stop_for(parts_.log.failure().value_or(Error(ErrorCode::io, "rank 0 cannot write the run's records")));
-  if (!norm.finite || !std::isfinite(loss))
-    stop_for(Error(
-        ErrorCode::nonfinite,
-        fmt::format("step {}: the loss is {} and the gradient norm {}; finite ones (a lower learning rate, "
-                    "gradient clipping, other data)",
-                    number, loss, norm.grad_norm)));
   stop_ = words[kStop] > 0;
+  if (!norm.finite || !std::isfinite(loss)) {
+    pass_over(number, loss, norm, samples);
+    return false;
+  }
+  skips_in_row_ = 0;
 
   ckpt::fault_point("step.optimizer", rank, at);
   const double lr = learning_rate(config.optim, number, config.train.steps);
@@ -99,12 +113,16 @@ void TrainingLoop::step(std::int64_t number) {
     parts_.checkpointing.before_write(p.spec->name, kind, box);
   });
 
+  StepRecord record;
+  record.loss_scale = state_.loss_scale;
+  record.skipped_steps = state_.skipped_steps;
+  grow_loss_scale(state_, config.train);
   state_.step = number;
   state_.samples += global_batch;
   state_.loss = loss;
   parts_.progress.step_done(number);
+  watch_spikes(number, loss, norm.grad_norm);
 
-  StepRecord record;
   record.step = number;
   record.generation = parts_.generation;
   record.loss = loss;
@@ -118,8 +136,75 @@ void TrainingLoop::step(std::int64_t number) {
   record.layout = parts_.parameters.layout().string();
   record.ranks = parts_.comms.world->size();
   if (config.train.log_samples) record.sample_ids = samples;
+  if (!memory_) memory_ = largest_peaks();
+  record.memory = *memory_;
   parts_.log.step(record);
   say(record, number == 1 || number == config.train.steps || stop_);
+  return true;
+}
+
+void TrainingLoop::pass_over(std::int64_t number, double loss, const StepResult& norm,
+                             const std::vector<std::int64_t>& samples) {
+  const Config::Health& health = parts_.config.health;
+  if (std::isfinite(loss) && shrink_loss_scale(state_)) {
+    skip(number, loss, norm.grad_norm, "overflow", samples);
+    return;
+  }
+  const Error error(
+      ErrorCode::nonfinite,
+      fmt::format("step {}: the loss is {} and the gradient norm {}; finite ones (a lower learning rate, "
+                  "gradient clipping, other data, or a [health] on_nonfinite that goes on)",
+                  number, loss, norm.grad_norm));
+  if (health.on_nonfinite == "rollback") {
+    go_back(error, state_.samples);
+    return;
+  }
+  if (health.on_nonfinite == "stop" || ++skips_in_row_ > health.max_skips) stop_for(error);
+  skip(number, loss, norm.grad_norm, "nonfinite", samples);
+}
+
+void TrainingLoop::skip(std::int64_t number, double loss, double grad_norm, const char* reason,
+                        const std::vector<std::int64_t>& samples) {
+  state_.samples += parts_.config.train.global_batch;
+  ++state_.skipped_steps;
+  SkipRecord record{number,         parts_.generation, loss,   grad_norm,
+                    state_.samples, state_.loss_scale, reason, {}};
+  if (parts_.config.train.log_samples) record.sample_ids = samples;
+  parts_.log.skipped(record);
+}
+
+void TrainingLoop::go_back(const Error& why, std::int64_t samples) {
+  if (++rollbacks_ > parts_.config.health.max_skips) stop_for(why);
+  parts_.checkpointing.settle();
+  parts_.log.line(fmt::format("{}", why.what()));
+  try {
+    state_ = parts_.last_checkpoint();
+  } catch (const AgreedError& none) {
+    throw AgreedError(
+        Error(ErrorCode::nonfinite, fmt::format("{}; going back: {}", why.what(), none.what())));
+  }
+  saved_step_ = state_.step;
+  bad_batches_.insert(samples);
+  parts_.log.event("rolled_back", fmt::format(R"({{"step":{},"samples":{}}})", state_.step, samples));
+}
+
+void TrainingLoop::watch_spikes(std::int64_t number, double loss, double grad_norm) {
+  const double most = parts_.config.health.loss_spike;
+  if (const auto saved = std::exchange(loss_of_checkpoint_, std::nullopt);
+      saved && most > 0 && loss > most * *saved)
+    parts_.log.leap(number, loss, *saved);
+  if (const auto usual = loss_spikes_.add(loss)) parts_.log.spike(number, "loss", loss, *usual);
+  if (const auto usual = norm_spikes_.add(grad_norm))
+    parts_.log.spike(number, "grad_norm", grad_norm, *usual);
+}
+
+kernels::MemoryBytes TrainingLoop::largest_peaks() {
+  kernels::MemoryBytes peaks = kernels::memory_peaks();
+  std::array<std::int64_t, kernels::kMemoryUses> most{};
+  std::ranges::copy(peaks, most.begin());
+  parts_.comms.world->all_reduce_max(std::span<std::int64_t>(most));
+  std::ranges::copy(most, peaks.begin());
+  return peaks;
 }
 
 void TrainingLoop::say(const StepRecord& record, bool always) {
@@ -145,7 +230,18 @@ void TrainingLoop::evaluate() {
 }
 
 void TrainingLoop::save(bool must) {
-  check_finite();
+  if (const std::string tensor = not_finite(); !tensor.empty()) {
+    const Error error(
+        ErrorCode::nonfinite,
+        fmt::format("step {}: {} has a value that is not finite, so there is no checkpoint of it; "
+                    "finite ones (a lower learning rate)",
+                    state_.step, tensor));
+    // A batch passed over now would not mend the state: only an older one helps.
+    if (parts_.config.health.on_nonfinite != "rollback") stop_for(error);
+    go_back(error, state_.samples - parts_.config.train.global_batch);
+    return;
+  }
+  saved_step_ = state_.step;
   const Config& config = parts_.config;
   ckpt::Description description;
   description.training = to_json(state_);
@@ -155,29 +251,23 @@ void TrainingLoop::save(bool must) {
   parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), std::move(description), must);
 }
 
-void TrainingLoop::check_finite() {
+std::string TrainingLoop::not_finite() {
   // A finite loss and norm do not make a finite update: the learning rate may be absurd.
   kernels::Stream stream(kernels::DeviceKind::cpu);
   std::string tensor;
   for (const Parameter& p : parts_.parameters.all()) {
     const ckpt::Box& box = p.placed.writes;
     const auto count = static_cast<std::int64_t>(box.elements());
-    const std::uint64_t moments = row_offset(p.optimizer_box, box);
-    for (const float* values :
-         {p.value + row_offset(p.placed.holds, box), p.exp_avg + moments, p.exp_avg_sq + moments})
+    const std::uint64_t owned = row_offset(p.optimizer_box, box);
+    for (const float* values : {p.master + owned, p.exp_avg + owned, p.exp_avg_sq + owned})
       if (!kernels::all_finite(stream, values, count)) tensor = p.spec->name;
   }
   std::int64_t bad = tensor.empty() ? 0 : 1;
   parts_.comms.world->all_reduce_max(std::span(&bad, 1));
-  if (bad == 0) return;
-  for (const std::string& name : parts_.comms.world->all_gather(tensor)) {
-    if (!name.empty())
-      stop_for(
-          Error(ErrorCode::nonfinite,
-                fmt::format("step {}: {} has a value that is not finite, so there is no checkpoint of it; "
-                            "finite ones (a lower learning rate)",
-                            state_.step, name)));
-  }
+  if (bad == 0) return {};
+  for (const std::string& name : parts_.comms.world->all_gather(tensor))
+    if (!name.empty()) return name;
+  return {};
 }
 
 void TrainingLoop::stop_for(const Error& error) {

@@ -38,6 +38,7 @@ std::string to_json(const TrainingState& state) {
   json["samples"] = state.samples;
   json["seed"] = state.seed;
   json["loss_scale"] = state.loss_scale;
+  json["loss_scale_steps"] = state.loss_scale_steps;
   json["skipped_steps"] = state.skipped_steps;
   json["dtype"] = state.dtype;
   json["loss"] = nullptr;
@@ -51,22 +52,31 @@ std::string to_json(const TrainingState& state) {
 }
 
 TrainingState parse_training_json(const std::string& json) {
+  const nlohmann::json object = ckpt::parse_object(json);
+  const auto has = [&](const char* field) { return object.contains(field); };
+  TrainingState state;
+  state.step = count(object, "step");
+  state.samples = count(object, "samples");
+  state.seed = ckpt::number_field(object, "seed");
+  if (has("loss_scale")) state.loss_scale = ckpt::real_field(object, "loss_scale");
+  if (has("loss_scale_steps")) state.loss_scale_steps = count(object, "loss_scale_steps");
+  if (has("skipped_steps")) state.skipped_steps = count(object, "skipped_steps");
+  if (has("dtype")) state.dtype = ckpt::text_field(object, "dtype");
+  if (has("loss")) state.loss = loss_of(object["loss"]);
+  if (has("global_batch")) state.global_batch = count(object, "global_batch");
+  if (has("data")) state.data = ckpt::text_field(object, "data");
+  return state;
+}
+
+TrainingState training_state_of(const ckpt::Manifest& manifest, const std::string& path) {
   try {
-    const nlohmann::json object = nlohmann::json::parse(json);
-    TrainingState state;
-    state.step = count(object, "step");
-    state.samples = count(object, "samples");
-    state.seed = ckpt::number_field(object, "seed");
-    state.loss_scale = object.value("loss_scale", state.loss_scale);
-    state.skipped_steps = object.value("skipped_steps", state.skipped_steps);
-    state.dtype = object.value("dtype", state.dtype);
-    if (object.contains("loss")) state.loss = loss_of(object["loss"]);
-    state.global_batch = object.value("global_batch", state.global_batch);
-    state.data = object.value("data", state.data);
-    return state;
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::damaged, std::string("training state: ") + error.what() +
-                                        "; an object with step, samples and seed is right");
+    return parse_training_json(manifest.description.training);
+  } catch (const Error& error) {
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("{}: has no training state to go on from ({}); one that `shardwright train` wrote", path,
+                    error.what()),
+        path);
   }
 }
 

@@ -28,14 +28,14 @@ void embed(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buf
 
 void embed_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
                     const VocabularySlice& slice, const std::int32_t* tokens, const float* dy) {
-  const float* all = group.gather(dy, buffers.output, slice.channels);
-  kernels::embedding_backward(stream, tokens, all, slice.grad, group.rows(), slice.channels, slice.first,
-                              slice.held);
+  const kernels::ConstElements all = group.gather(dy, buffers.output, slice.channels);
+  kernels::embedding_backward(stream, tokens, all.f32(), slice.grad, group.rows(), slice.channels,
+                              slice.first, slice.held);
 }
 
 double cross_entropy_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                             const VocabularySlice& slice, const float* x, const std::int32_t* targets,
-                             const LogitBuffers& logits) {
+                             const VocabularySlice& slice, kernels::ConstElements x,
+                             const std::int32_t* targets, const LogitBuffers& logits) {
   const std::int64_t rows = group.rows();
   column_parallel_forward(stream, group, buffers, projection(slice), x, logits.logits);
   kernels::logits_max(stream, logits.logits, logits.row_max, rows, slice.held);
@@ -56,8 +56,8 @@ double cross_entropy_forward(kernels::Stream& stream, TensorGroup& group, const 
 }
 
 void cross_entropy_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                            const VocabularySlice& slice, const float* x, const std::int32_t* targets,
-                            const LogitBuffers& logits, float scale, float* dx) {
+                            const VocabularySlice& slice, kernels::ConstElements x,
+                            const std::int32_t* targets, const LogitBuffers& logits, float scale, float* dx) {
   kernels::logits_backward(stream, logits.logits, targets, logits.sums, scale, group.rows(), slice.held,
                            slice.first);
   column_parallel_backward(stream, group, buffers, projection(slice), logits.logits, x, dx);

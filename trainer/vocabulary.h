@@ -15,7 +15,7 @@ namespace shardwright::trainer {
 
 /// A table (held, channels) with its gradient. Not owned.
 struct VocabularySlice {
-  const float* table = nullptr;
+  kernels::ConstElements table;
   float* grad = nullptr;
   std::int64_t first = 0;
   std::int64_t held = 0;
@@ -38,13 +38,13 @@ struct LogitBuffers {
 };
 
 /// Sum over all rows of -log softmax(x * table^T)[target], equal on all ranks; rows with targets < 0 count
-/// nothing. x(local rows, C), targets(rows).
+/// nothing. x(local rows, C), targets(rows); logits and all that follows are fp32.
 double cross_entropy_forward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                             const VocabularySlice& slice, const float* x, const std::int32_t* targets,
-                             const LogitBuffers& logits);
+                             const VocabularySlice& slice, kernels::ConstElements x,
+                             const std::int32_t* targets, const LogitBuffers& logits);
 /// dx(local rows, C) = scale * gradient, summed over the group; the table's gradient +=. Uses up `logits`.
 void cross_entropy_backward(kernels::Stream& stream, TensorGroup& group, const GatherBuffers& buffers,
-                            const VocabularySlice& slice, const float* x, const std::int32_t* targets,
-                            const LogitBuffers& logits, float scale, float* dx);
+                            const VocabularySlice& slice, kernels::ConstElements x,
+                            const std::int32_t* targets, const LogitBuffers& logits, float scale, float* dx);
 
 }  // namespace shardwright::trainer

@@ -1,7 +1,6 @@
 // One rank from its start to its exit status: everything that comes before the first step and after the last.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,28 +18,18 @@
 #include "trainer/agreement.h"
 #include "trainer/checkpointing.h"
 #include "trainer/launcher.h"
+#include "trainer/loss_scale.h"
 #include "trainer/progress.h"
 #include "trainer/resume.h"
 #include "trainer/run_identity.h"
 #include "trainer/run_log.h"
 #include "trainer/stop_signals.h"
+#include "trainer/thread_count.h"
 #include "trainer/train.h"
 #include "trainer/training_loop.h"
 
 namespace shardwright::trainer {
 namespace {
-
-// Cores of this process shared out over the ranks of its host, unless the user has said otherwise.
-int threads_per_rank(int local_ranks) {
-  if (const char* asked = std::getenv("OMP_NUM_THREADS")) {
-    const int threads = std::atoi(asked);
-    if (threads > 0) return threads;
-  }
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return std::max(1, count / local_ranks);
-}
 
 // Everything that a rank needs before it may touch the run's directory, checked on all ranks.
 struct Prepared {
@@ -80,6 +69,7 @@ PipelineOptions pipeline_options(const Config& config) {
   options.batch = config.train.micro_batch;
   options.positions = config.model.seq_len;
   options.seed = config.train.seed;
+  options.recompute = recompute_named(config.parallel.recompute);
   return options;
 }
 
@@ -126,11 +116,12 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   TrainingState initial;
   initial.seed = config.train.seed;
   initial.dtype = config.train.dtype;
+  initial.loss_scale = first_loss_scale(config.train);
   initial.global_batch = config.train.global_batch;
   initial.data = world.broadcast(world.rank() == 0 ? prepared->train_data->digest() : std::string(), 0);
 
   progress.enter(Phase::load);
-  Parameters parameters(prepared->model, layout, world.rank());
+  Parameters parameters(prepared->model, layout, world.rank(), element_type_named(config.train.dtype));
   const ResumeRequest request{options.resume, options.resume_path, options.accept_changes, threads};
   const Start start = begin_from(env, world, config, request, initial, parameters);
   say_start(log, start, config);
@@ -161,8 +152,10 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   }
 
   kernels::Stream stream(kernels::DeviceKind::cpu);
-  Pipeline pipeline(parameters, comms, stream, pipeline_options(config));
-  Optimizer optimizer(parameters, comms, stream, config.optim, config.parallel.sequence_parallel);
+  DataParallel data(parameters, *comms.data, stream);
+  data.spread_values();
+  Pipeline pipeline(parameters, comms, data, stream, pipeline_options(config));
+  Optimizer optimizer(parameters, comms, data, stream, config.optim, config.parallel.sequence_parallel);
 
   ckpt::SaverOptions saver;
   saver.checkpoints_dir = config.checkpoints_dir;
@@ -177,11 +170,22 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   saver.commit_deadline_s = config.checkpoint.commit_deadline_s;
   saver.keep = config.checkpoint.keep;
   saver.async = config.checkpoint.async;
+  saver.lazy = true;
   Checkpointing checkpointing(env, saver, config.checkpoint, world, progress,
                               [&](const ckpt::SaveOutcome& outcome) { log.outcome(outcome); });
 
+  // For a rollback: what this run has saved itself, whatever it started from.
+  const auto last_checkpoint = [&] {
+    progress.enter(Phase::load);
+    const ResumeRequest own{Resume::must, "", true, threads};
+    const Start back = begin_from(env, world, config, own, initial, parameters);
+    data.spread_values();
+    record_start(log, back);
+    say_start(log, back, config);
+    return back.state;
+  };
   TrainingLoop loop({config, comms, parameters, pipeline, optimizer, *prepared->train_data, *prepared->order,
-                     prepared->valid_data.get(), checkpointing, progress, log, generation},
+                     prepared->valid_data.get(), checkpointing, progress, log, generation, last_checkpoint},
                     start.state);
   const LoopEnd end = loop.run(last);
   progress.enter(Phase::exit);
@@ -218,6 +222,7 @@ int run_worker(const TrainOptions& options) {
   std::optional<Error> config_error;
   try {
     ckpt::check_fault_variable();
+    threads_asked();
     config = load_config(options.config_file, options.overrides);
     if (supervisor) redirect_to_log(config.run_dir, supervisor->generation, rank);
   } catch (const Error& error) {
@@ -254,9 +259,7 @@ int run_worker(const TrainOptions& options) {
   } catch (const std::exception& failure) {
     const auto* known = dynamic_cast<const Error*>(&failure);
     const bool memory = dynamic_cast<const std::bad_alloc*>(&failure) != nullptr;
-    const std::string text =
-        memory ? "memory: this machine has not enough free; fewer ranks here, or a smaller model"
-               : failure.what();
+    const std::string text = memory ? kNoMemory : failure.what();
     const Error error = known != nullptr ? *known : Error(ErrorCode::io, text);
     std::fputs(fmt::format("shardwright: error: rank {}: {}\n", mpi.rank(), error.what()).c_str(), stderr);
     progress.fail(error, cause(error));

@@ -5,6 +5,9 @@
 
 /* What a chunk may claim to hold; HDF5 itself ends below 4 GiB. Guards against a damaged header's allocation. */
 #define MAX_CHUNK_BYTES 0xffffffffULL
+/* A block of a frame has 3 bytes or more and holds 128 KiB at most: no frame expands further. */
+#define BLOCK_HEADER_BYTES 3
+#define BLOCK_BYTES (128u << 10)
 
 /* Replaces *buf by `output` of `size` bytes. libhdf5 frees it with free(), as it allocated *buf with malloc(). */
 static size_t hand_over(void** buf, size_t* buf_size, void* output, size_t size) {
@@ -18,7 +21,7 @@ static size_t hand_over(void** buf, size_t* buf_size, void* output, size_t size)
 static size_t decode(void** buf, size_t* buf_size, size_t nbytes) {
   const unsigned long long content = ZSTD_getFrameContentSize(*buf, nbytes);
   if (content == ZSTD_CONTENTSIZE_UNKNOWN || content == ZSTD_CONTENTSIZE_ERROR || content == 0 ||
-      content > MAX_CHUNK_BYTES)
+      content > MAX_CHUNK_BYTES || content / BLOCK_BYTES > nbytes / BLOCK_HEADER_BYTES)
     return 0;
   void* output = malloc((size_t)content);
   if (output == NULL) return 0;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/philox.h"
 
@@ -48,14 +49,18 @@ void cpu::dropout_factors(const Dropout& d, float* factors, std::int64_t n, std:
   }
 }
 
-void dropout(Stream&, const Dropout& d, const float* x, float* y, std::int64_t n, std::uint64_t first) {
+void dropout(Stream&, const Dropout& d, const float* x, Elements y, std::int64_t n, std::uint64_t first) {
   cpu::for_ranges(n, cpu::kElementGrain, [&](std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kTile = 1024;  // stays in the first-level cache
-    float factors[kTile];
-    for (std::int64_t i = begin; i < end; i += kTile) {
-      const std::int64_t count = std::min(kTile, end - i);
+    float factors[cpu::kBlock], block[cpu::kBlock];
+    for (std::int64_t i = begin; i < end; i += cpu::kBlock) {
+      const std::int64_t count = std::min(cpu::kBlock, end - i);
       cpu::dropout_factors(d, factors, count, first + static_cast<std::uint64_t>(i));
-      multiply_range(x + i, factors, y + i, count);
+      if (y.type == ElementType::f32) {
+        multiply_range(x + i, factors, (y + i).f32(), count);
+      } else {
+        multiply_range(x + i, factors, block, count);
+        cpu::narrow(block, y + i, count);
+      }
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
@@ -15,16 +16,26 @@ SHARDWRIGHT_CLONES void add_row(const float* __restrict x, float* __restrict y, 
   for (std::int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
+void add_elements(ConstElements x, float* y, std::int64_t n) {
+  if (x.type == ElementType::f32) return add_row(x.f32(), y, n);
+  float block[cpu::kBlock];
+  for (std::int64_t i = 0; i < n; i += cpu::kBlock) {
+    const std::int64_t count = std::min(cpu::kBlock, n - i);
+    cpu::widen(x + i, block, count);
+    add_row(block, y + i, count);
+  }
+}
+
 }  // namespace
 
-void embedding_forward(Stream&, const std::int32_t* tokens, const float* table, float* y, std::int64_t rows,
+void embedding_forward(Stream&, const std::int32_t* tokens, ConstElements table, float* y, std::int64_t rows,
                        std::int64_t channels, std::int64_t first, std::int64_t held) {
   const std::size_t bytes = static_cast<std::size_t>(channels) * sizeof(float);
   cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t row = tokens[r] - first;
       if (row >= 0 && row < held) {
-        std::memcpy(y + r * channels, table + row * channels, bytes);
+        cpu::widen(table + row * channels, y + r * channels, channels);
       } else {
         std::memset(y + r * channels, 0, bytes);
       }
@@ -44,11 +55,11 @@ void embedding_backward(Stream&, const std::int32_t* tokens, const float* dy, fl
   });
 }
 
-void position_forward(Stream&, const float* table, float* y, std::int64_t first_row, std::int64_t rows,
+void position_forward(Stream&, ConstElements table, float* y, std::int64_t first_row, std::int64_t rows,
                       std::int64_t positions, std::int64_t channels) {
   cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r)
-      add_row(table + (first_row + r) % positions * channels, y + r * channels, channels);
+      add_elements(table + (first_row + r) % positions * channels, y + r * channels, channels);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
@@ -70,11 +71,18 @@ SHARDWRIGHT_CLONES void add_row(const float* __restrict x, float* __restrict y, 
 
 }  // namespace
 
-void layernorm_forward(Stream&, const float* x, const float* weight, const float* bias, float* y, float* mean,
-                       float* rstd, std::int64_t rows, std::int64_t channels, float eps) {
+void layernorm_forward(Stream&, const float* x, const float* weight, const float* bias, Elements y,
+                       float* mean, float* rstd, std::int64_t rows, std::int64_t channels, float eps) {
   cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
-    forward_rows(x + begin * channels, weight, bias, y + begin * channels, mean + begin, rstd + begin,
-                 end - begin, channels, eps);
+    if (y.type == ElementType::f32)
+      return forward_rows(x + begin * channels, weight, bias, (y + begin * channels).f32(), mean + begin,
+                          rstd + begin, end - begin, channels, eps);
+    static thread_local std::vector<float> row;
+    row.resize(static_cast<std::size_t>(channels));
+    for (std::int64_t r = begin; r < end; ++r) {
+      forward_rows(x + r * channels, weight, bias, row.data(), mean + r, rstd + r, 1, channels, eps);
+      cpu::narrow(row.data(), y + r * channels, channels);
+    }
   });
 }
 

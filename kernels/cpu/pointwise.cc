@@ -1,10 +1,12 @@
 // Elementwise operations and column sums. All are bound by memory bandwidth, GELU nearly so.
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <cstring>
 #include <vector>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
@@ -96,14 +98,23 @@ void add_bias(Stream&, const float* bias, float* y, std::int64_t rows, std::int6
   });
 }
 
-void bias_backward(Stream&, const float* dy, float* dbias, std::int64_t rows, std::int64_t n) {
+void bias_backward(Stream&, ConstElements dy, float* dbias, std::int64_t rows, std::int64_t n) {
   // Threads take columns, not rows: no partial sums, and the same bits for any number of threads.
-  if (rows * n < cpu::kElementGrain) {
-    column_sums(dy, n, dbias, rows, n);
-    return;
-  }
-  cpu::for_ranges(n, 16, [&](std::int64_t begin, std::int64_t end) {
-    column_sums(dy + begin, n, dbias + begin, rows, end - begin);
+  const std::int64_t grain = rows * n < cpu::kElementGrain ? n : 16;
+  cpu::for_ranges(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    if (dy.type == ElementType::f32)
+      return column_sums((dy + begin).f32(), n, dbias + begin, rows, end - begin);
+    // As many columns as four rows of fit in a block, summed as above.
+    constexpr std::int64_t kRows = 4, kColumns = cpu::kBlock / kRows;
+    float block[cpu::kBlock];
+    for (std::int64_t c = begin; c < end; c += kColumns) {
+      const std::int64_t columns = std::min(kColumns, end - c);
+      for (std::int64_t r = 0; r < rows; r += kRows) {
+        const std::int64_t count = std::min(kRows, rows - r);
+        cpu::widen_rows(dy + (r * n + c), n, block, columns, count, columns);
+        column_sums(block, columns, dbias + c, count, columns);
+      }
+    }
   });
 }
 
@@ -129,15 +140,33 @@ void fill(Stream&, float value, float* y, std::int64_t n) {
                   [&](std::int64_t begin, std::int64_t end) { std::fill(y + begin, y + end, value); });
 }
 
-void gelu_forward(Stream&, const float* x, float* y, std::int64_t n) {
+void gelu_forward(Stream&, ConstElements x, Elements y, std::int64_t n) {
+  assert(x.type == y.type);
   cpu::for_ranges(n, cpu::kElementGrain, [&](std::int64_t begin, std::int64_t end) {
-    gelu_range(x + begin, y + begin, end - begin);
+    if (x.type == ElementType::f32) return gelu_range((x + begin).f32(), (y + begin).f32(), end - begin);
+    float in[cpu::kBlock], out[cpu::kBlock];
+    for (std::int64_t i = begin; i < end; i += cpu::kBlock) {
+      const std::int64_t count = std::min(cpu::kBlock, end - i);
+      cpu::widen(x + i, in, count);
+      gelu_range(in, out, count);
+      cpu::narrow(out, y + i, count);
+    }
   });
 }
 
-void gelu_backward(Stream&, const float* dy, const float* x, float* dx, std::int64_t n) {
+void gelu_backward(Stream&, ConstElements dy, ConstElements x, Elements dx, std::int64_t n) {
+  assert(dy.type == x.type && dx.type == x.type);
   cpu::for_ranges(n, cpu::kElementGrain, [&](std::int64_t begin, std::int64_t end) {
-    gelu_backward_range(dy + begin, x + begin, dx + begin, end - begin);
+    if (x.type == ElementType::f32)
+      return gelu_backward_range((dy + begin).f32(), (x + begin).f32(), (dx + begin).f32(), end - begin);
+    float gradient[cpu::kBlock], in[cpu::kBlock];
+    for (std::int64_t i = begin; i < end; i += cpu::kBlock) {
+      const std::int64_t count = std::min(cpu::kBlock, end - i);
+      cpu::widen(dy + i, gradient, count);
+      cpu::widen(x + i, in, count);
+      gelu_backward_range(gradient, in, gradient, count);
+      cpu::narrow(gradient, dx + i, count);
+    }
   });
 }
 

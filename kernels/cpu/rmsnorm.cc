@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
@@ -57,11 +58,18 @@ SHARDWRIGHT_CLONES void add_row(const float* __restrict x, float* __restrict y, 
 
 }  // namespace
 
-void rmsnorm_forward(Stream&, const float* x, const float* weight, float* y, float* rstd, std::int64_t rows,
+void rmsnorm_forward(Stream&, const float* x, const float* weight, Elements y, float* rstd, std::int64_t rows,
                      std::int64_t channels, float eps) {
   cpu::for_ranges(rows, cpu::row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
-    forward_rows(x + begin * channels, weight, y + begin * channels, rstd + begin, end - begin, channels,
-                 eps);
+    if (y.type == ElementType::f32)
+      return forward_rows(x + begin * channels, weight, (y + begin * channels).f32(), rstd + begin,
+                          end - begin, channels, eps);
+    static thread_local std::vector<float> row;
+    row.resize(static_cast<std::size_t>(channels));
+    for (std::int64_t r = begin; r < end; ++r) {
+      forward_rows(x + r * channels, weight, row.data(), rstd + r, 1, channels, eps);
+      cpu::narrow(row.data(), y + r * channels, channels);
+    }
   });
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
@@ -44,12 +45,13 @@ class Angles {
   std::vector<float> table_;
 };
 
-// All heads of the rows first .. first + rows - 1; `turn` is 1, or -1 to turn back.
+// All heads of x, whose rows are the rows first .. first + rows - 1 of the sequences; `turn` is 1, or -1 to
+// turn back.
 SHARDWRIGHT_CLONES void rotate_rows(float* x, std::int64_t stride, const float* angles, std::int64_t first,
                                     std::int64_t rows, std::int64_t positions, std::int64_t heads,
                                     std::int64_t half, float turn) {
-  for (std::int64_t r = first; r < first + rows; ++r) {
-    const float* __restrict cosines = angles + r % positions * 2 * half;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const float* __restrict cosines = angles + (first + r) % positions * 2 * half;
     const float* __restrict sines = cosines + half;
     for (std::int64_t h = 0; h < heads; ++h) {
       float* __restrict low = x + r * stride + h * 2 * half;
@@ -66,7 +68,7 @@ SHARDWRIGHT_CLONES void rotate_rows(float* x, std::int64_t stride, const float* 
 
 }  // namespace
 
-void rope(Stream&, float* x, std::int64_t stride, std::int64_t rows, std::int64_t positions,
+void rope(Stream&, Elements x, std::int64_t stride, std::int64_t rows, std::int64_t positions,
           std::int64_t heads, std::int64_t head_size, float theta, bool inverse) {
   assert(head_size % 2 == 0);
   if (rows <= 0 || heads <= 0 || head_size <= 0) return;
@@ -74,8 +76,18 @@ void rope(Stream&, float* x, std::int64_t stride, std::int64_t rows, std::int64_
   static thread_local Angles kept;
   const float* const angles = kept.rows(positions, head_size, theta);
   cpu::for_ranges(rows, cpu::row_grain(heads * head_size), [&](std::int64_t begin, std::int64_t end) {
-    rotate_rows(x, stride, angles, begin, end - begin, positions, heads, head_size / 2,
-                inverse ? -1.0f : 1.0f);
+    const float turn = inverse ? -1.0f : 1.0f;
+    if (x.type == ElementType::f32)
+      return rotate_rows((x + begin * stride).f32(), stride, angles, begin, end - begin, positions, heads,
+                         head_size / 2, turn);
+    const std::int64_t width = heads * head_size;
+    static thread_local std::vector<float> row;
+    row.resize(static_cast<std::size_t>(width));
+    for (std::int64_t r = begin; r < end; ++r) {
+      cpu::widen(x + r * stride, row.data(), width);
+      rotate_rows(row.data(), width, angles, r, 1, positions, heads, head_size / 2, turn);
+      cpu::narrow(row.data(), x + r * stride, width);
+    }
   });
 }
 

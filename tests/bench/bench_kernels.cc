@@ -3,6 +3,7 @@
 // counted once per read or write).
 #include <benchmark/benchmark.h>
 
+#include <array>
 #include <cstdint>
 
 #include "kernels/ops.h"
@@ -15,15 +16,27 @@ constexpr std::int64_t kRows = 2048, kChannels = 384, kHeads = 6, kPositions = 2
 
 class Buffer {
  public:
-  explicit Buffer(std::int64_t n) : memory_(DeviceKind::cpu, static_cast<std::size_t>(n) * sizeof(float)) {
-    fill_normal(stream_, memory_.floats(), n, 1, 0, 0, 1.0f);
+  explicit Buffer(std::int64_t n, ElementType type = ElementType::f32)
+      : type_(type), memory_(DeviceKind::cpu, static_cast<std::size_t>(n) * element_size(type)) {
+    const Memory normal(DeviceKind::cpu, static_cast<std::size_t>(n) * sizeof(float));
+    fill_normal(stream_, normal.floats(), n, 1, 0, 0, 1.0f);
+    convert(stream_, normal.floats(), *this, n);
   }
   operator float*() const { return memory_.floats(); }
+  operator Elements() const { return {memory_.data(), type_}; }
+  operator ConstElements() const { return {memory_.data(), type_}; }
+  Elements operator+(std::int64_t n) const { return Elements(*this) + n; }
 
  private:
   Stream stream_{DeviceKind::cpu};
+  ElementType type_;
   Memory memory_;
 };
+
+/// Argument of a benchmark: 0 fp32, 1 bf16, 2 f16.
+ElementType element_type(const benchmark::State& state, std::size_t argument) {
+  return static_cast<ElementType>(state.range(argument));
+}
 
 void count(benchmark::State& state, const char* what, double each) {
   state.counters[what] = benchmark::Counter(each, benchmark::Counter::kIsIterationInvariantRate);
@@ -45,7 +58,9 @@ BENCHMARK(peak)->Unit(benchmark::kMillisecond)->UseRealTime()->Iterations(1);
 void linear(benchmark::State& state) {
   Stream s(DeviceKind::cpu);
   const std::int64_t in = state.range(1), out = state.range(2);
-  const Buffer x(kRows * in), w(out * in), bias(out), y(kRows * out), dx(kRows * in), dw(out * in);
+  const ElementType type = element_type(state, 3);
+  const Buffer x(kRows * in, type), w(out * in, type), bias(out), y(kRows * out, type), dx(kRows * in),
+      dw(out * in);
   const auto product = [&] {
     switch (state.range(0)) {
       case 0:
@@ -63,9 +78,9 @@ void linear(benchmark::State& state) {
   count(state, "flops/s", 2.0 * static_cast<double>(kRows * in * out));
 }
 BENCHMARK(linear)
-    ->ArgNames({"0y_1dx_2dw", "in", "out"})
-    ->ArgsProduct({{0, 1, 2}, {kChannels}, {kChannels, 3 * kChannels, 4 * kChannels, 256, 50257}})
-    ->ArgsProduct({{0, 1, 2}, {4 * kChannels}, {kChannels}})
+    ->ArgNames({"0y_1dx_2dw", "in", "out", "type"})
+    ->ArgsProduct({{0, 1, 2}, {kChannels}, {kChannels, 3 * kChannels, 4 * kChannels, 256, 50257}, {0, 1}})
+    ->ArgsProduct({{0, 1, 2}, {4 * kChannels}, {kChannels}, {0, 1}})
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 
@@ -77,16 +92,20 @@ void attention(benchmark::State& state) {
                                .all_heads = kHeads,
                                .first_head = 0};
   const AttentionDropout* const mask = state.range(2) != 0 ? &tenth : nullptr;
-  const Buffer qkv(3 * kRows * kChannels), out(kRows * kChannels), lse(kRows * kHeads),
-      gradient(3 * kRows * kChannels);
+  const ElementType type = element_type(state, 3);
+  std::array<float, kHeads> alibi{};
+  alibi_slopes(s, alibi.data(), 0, kHeads, kHeads);
+  const float* const slopes = state.range(4) != 0 ? alibi.data() : nullptr;
+  const Buffer qkv(3 * kRows * kChannels, type), out(kRows * kChannels, type), lse(kRows * kHeads),
+      gradient(3 * kRows * kChannels, type);
   const auto forward = [&] {
     attention_forward(s, qkv, qkv + kChannels, qkv + 2 * kChannels, 3 * kChannels, out, lse, batch, positions,
-                      kHeads, kHeads, size, 0.125f, mask);
+                      kHeads, kHeads, size, 0.125f, mask, slopes);
   };
   const auto backward = [&] {
     attention_backward(s, out, qkv, qkv + kChannels, qkv + 2 * kChannels, 3 * kChannels, out, lse, gradient,
                        gradient + kChannels, gradient + 2 * kChannels, 3 * kChannels, batch, positions,
-                       kHeads, kHeads, size, 0.125f, mask);
+                       kHeads, kHeads, size, 0.125f, mask, slopes);
   };
   forward();
   for (auto _ : state) {
@@ -101,8 +120,8 @@ void attention(benchmark::State& state) {
         (state.range(0) == 0 ? 2.0 : 5.0) * static_cast<double>(kRows * positions * kChannels));
 }
 BENCHMARK(attention)
-    ->ArgNames({"backward", "positions", "dropout"})
-    ->ArgsProduct({{0, 1}, {256, 1024}, {0, 1}})
+    ->ArgNames({"backward", "positions", "dropout", "type", "slopes"})
+    ->ArgsProduct({{0, 1}, {256, 1024}, {0, 1}, {0, 1}, {0, 1}})
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 

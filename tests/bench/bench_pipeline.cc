@@ -39,6 +39,8 @@ int run(const std::string& text, const std::string& arch, std::int64_t hidden) {
   Parameters parameters(model, layout, mpi.rank());
   parameters.initialise(1);
   kernels::Stream stream{kernels::DeviceKind::cpu};
+  DataParallel data(parameters, *comms.data, stream);
+  data.spread_values();
   MicroBatch batch;
   batch.batch = 1;
   batch.positions = kPositions;
@@ -53,7 +55,7 @@ int run(const std::string& text, const std::string& arch, std::int64_t hidden) {
       options.early_receives = early;
       options.micro_batches = kMicroBatches;
       options.positions = kPositions;
-      Pipeline pipeline(parameters, comms, stream, options);
+      Pipeline pipeline(parameters, comms, data, stream, options);
       std::vector<double> ms;
       for (int step = 0; step <= kSteps; ++step) {
         parameters.zero_gradients();

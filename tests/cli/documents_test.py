@@ -1,11 +1,22 @@
 """The documents of --json: the fields that scripts depend on, and nothing else on standard output."""
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "tools"))
+import h5py  # noqa: E402
+import numpy  # noqa: E402
+from forge import remake, resign  # noqa: E402
 from run_harness import BINARY, TINY, RunTestCase, main, run  # noqa: E402
+
+# What another program may have put in place of a document, and why it cannot be shown, if it cannot.
+DOCUMENTS = [(b"no JSON", "is no JSON"), (b'{"a": "\xff"}', "is no JSON"), (b'{"a": 1e400}', "number beyond 64-bit floats"),
+             (b"[" * 300 + b"]" * 300, "nests too deep"), (b"", None), (b"{}", None), (b"7", None), (b'"text"', None),
+             (b"[1, null]", None), (b'{"string": 7, "tp": "two"}', None), (b'{"stages": 3, "loss": "low", "samples": -1}', None),
+             (b'{"tp":1,"pp":1,"dp":2,"zero":0,"vpp":1,"stages":[2],"string":null}', None)]
 
 
 class DocumentsTestCase(RunTestCase):
@@ -95,6 +106,33 @@ class DocumentsTestCase(RunTestCase):
         self.assertIsInstance(first["a"], float)
         self.assertGreater(first["count"], 0)
 
+    def test_DocumentsOfOtherProgramsAreShownOrRefusedInOneLine(self):
+        golden = TESTS / "golden" / "v1" / "minimal-2-writers"
+        foreign = shutil.copytree(golden, self.dir / "checkpoints" / golden.name)
+        for field in ("training", "model", "config", "layout"):
+            for text, wrong in DOCUMENTS:
+                with h5py.File(foreign / "manifest.h5", "r+") as manifest:
+                    remake(manifest, f"/{field}", lambda _: numpy.frombuffer(text, numpy.uint8))
+                resign(foreign)
+                self.ok("verify", foreign)
+                self.ok("list", self.dir)
+                for command in ("inspect", foreign), ("inspect", foreign, "--json"), ("diff", golden, foreign):
+                    with self.subTest(field=field, text=text[:40], command=command[0]):
+                        result = run(*command)
+                        shown = {"inspect": ("training", "model", "layout"), "diff": ("training",)}[command[0]]
+                        if wrong and field in shown:
+                            self.assertEqual(result.status, 1, result)
+                            self.assertRegex(result.stderr, f"^shardwright: error: {foreign}/manifest.h5: /{field}: .*{wrong}"
+                                                            "[^\n]*; [^\n]*\n$")
+                        else:
+                            self.assertEqual((result.status, result.stderr), (0, ""), result)
+                # Words of our own about a layout are looked for where another one is asked for.
+                result = run("reshard", foreign, self.dir / "out", "--tp", "2", "--plan-only")
+                self.assertRegex(result.stderr, r"^shardwright: error: [^\n]+\n$")
+                self.assertNotIn("unexpected", result.stderr)
+            shutil.rmtree(foreign)
+            shutil.copytree(golden, foreign)
+
     def test_EvalJson(self):
         run_dir = self.trained()
         data = next(self.dir.glob("tokens-33-*.bin"))
@@ -118,8 +156,8 @@ class DocumentsTestCase(RunTestCase):
     def test_HelpHasAnExampleEverywhere(self):
         overview = self.ok("--help").stdout
         commands = [line.split()[0] for line in overview.splitlines() if line.startswith("  ") and line.split()]
-        self.assertEqual(commands, ["train", "config", "reshard", "inspect", "verify", "diff", "list", "prune", "view", "eval",
-                                    "bench"])
+        self.assertEqual(commands, ["train", "config", "reshard", "inspect", "verify", "diff", "list", "prune", "view", "plan",
+                                    "eval", "bench"])
         for command in commands:
             for arguments in [(command,)] if command != "bench" else [("bench", "ckpt"), ("bench", "train")]:
                 text = self.ok(*arguments, "--help").stdout

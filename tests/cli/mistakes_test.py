@@ -100,7 +100,8 @@ class MistakesTestCase(RunTestCase):
                                  "each KV head serves as many heads: a divisor of 3"),
                 (["dropout=0.1"], "model.dropout: is 0.1 with arch llama; 0, a llama has none"),
                 (["dropout=1.0"], "--set: model.dropout: 1 is out of range; give a number from 0, below 1"),
-                (["arch=gpt2", "kv_heads=1"], "model.kv_heads: is 1 with 3 heads; gpt2 has as many KV heads as heads (or 0)")):
+                (["arch=gpt2", "kv_heads=1"], "model.kv_heads: is 1 with 3 heads; gpt2 has as many KV heads as heads (or 0)"),
+                (["arch=bloom", "kv_heads=1"], "model.kv_heads: is 1 with 3 heads; bloom has as many KV heads as heads (or 0)")):
             with self.subTest(changes=changes):
                 sets = [word for change in changes for word in ("--set", f"model.{change}")]
                 self.assertEqual(self.one_line(2, "train", config, *sets), line)
@@ -129,7 +130,7 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("CONFIG", self.one_line(2, "train"))
 
     def test_WhatIsNotBuiltYetSaysSo(self):
-        for change in ("train.dtype=bf16", "train.device=cuda", "parallel.comm=nccl", "parallel.zero=3",
+        for change in ("train.device=cuda", "parallel.comm=nccl",
                        "checkpoint.codec=deflate"):
             self.assertIn("is not built yet; ", self.one_line(2, "train", self.tiny(), "--set", change))
 
@@ -198,7 +199,14 @@ class MistakesTestCase(RunTestCase):
         self.assertEqual(self.one_line(2, "train", "x.toml", "--nprocs", "3"),
                          "--nprocs: unknown flag of 'train'; the nearest known one is --nproc")
         self.assertEqual(self.one_line(2, "train", "x.toml", "--nproc", "three"),
-                         "--nproc: 'three' is not possible; give a whole number from 1")
+                         "--nproc: 'three' is not possible; give a whole number from 1 to 100000")
+        for given in ("99999999999", "99999999999999999999999", "100001"):
+            self.assertEqual(self.one_line(2, "train", self.tiny(), "--nproc", given),
+                             f"--nproc: '{given}' is not possible; give a whole number from 1 to 100000")
+        for command in (["reshard", "a", "b", "--jobs"], ["bench", "ckpt", "--threads"], ["bench", "train", "--threads"]):
+            self.assertEqual(self.one_line(2, *command, "1025"),
+                             f"{command[-1]}: '1025' is not possible; give a whole number from 1 to 1024")
+        self.assertEqual(self.one_line(2, "reshard", "a", "b", "--zero", "4"), "--zero: '4' is not possible; give a whole number from 0 to 3")
         self.assertEqual(self.one_line(2, "prune", self.dir, "--keep", "0"),
                          "--keep: '0' is not possible; give a whole number from 1")
         self.assertEqual(self.one_line(2, "prune", self.dir, "--keep", "-1"),
@@ -206,8 +214,7 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("--max-memory: 'lots' is no size", self.one_line(2, "reshard", "a", "b", "--max-memory", "lots"))
         self.assertIn("--layout: is given beside", self.one_line(
             2, "reshard", self.trained(), self.dir / "x", "--layout", "d2", "--tp", "1"))
-        for planned in ("plan", "sample"):
-            self.assertIn("unknown command", self.one_line(2, planned))
+        self.assertIn("unknown command", self.one_line(2, "sample"))
         self.one_line(2)
         self.one_line(2, "bench")
         self.one_line(2, "verify")
@@ -240,6 +247,19 @@ class MistakesTestCase(RunTestCase):
             self.assertRegex(result.stderr, r"\A[^\n]*\[model\]: [^\n]* needs at least [^\n]*, and this machine has [^\n]*; [^\n]*\n\Z")
             self.assertLess(result.seconds, 10)
         self.assertFalse((self.dir / "run").exists())
+
+    def test_MoreThreadsThanTheMachineHoldsAreRefusedAtOnce(self):
+        for given in ("1025", "99999999999"):
+            self.assertEqual(self.one_line(2, "train", self.tiny(), env={"OMP_NUM_THREADS": given}, timeout=20),
+                             f"OMP_NUM_THREADS: '{given}' is not possible; give a whole number from 1 to 1024, or unset it")
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_DataThatIsNoFile(self):
+        os.mkfifo(self.dir / "fifo")
+        checkpoint = self.trained()
+        for path in (self.dir / "fifo", "/dev/null", self.dir):
+            self.assertIn("not a regular file", self.one_line(2, "train", self.tiny(), "--set", f"data.train={path}", timeout=20))
+            self.assertIn("not a regular file", self.one_line(2, "eval", checkpoint, "--data", path, timeout=20))
 
     def test_AConfigurationThatIsNoFile(self):
         os.mkfifo(self.dir / "fifo")
@@ -276,6 +296,9 @@ class MistakesTestCase(RunTestCase):
             line = self.one_line(1, "train", self.tiny("other"), prefix=("prlimit", f"--nofile={limit}"), timeout=20)
             self.assertIn("ulimit -n", line)
         self.ok("train", self.tiny("raised"), prefix=("prlimit", "--nofile=24:1024"))
+        for limit in (1000, 1 << 20):
+            line = self.one_line(1, "train", self.tiny("small"), prefix=("prlimit", f"--fsize={limit}"), timeout=20)
+            self.assertEqual(line, f"file size: {limit} bytes are allowed, and mpirun needs 16777216; a higher limit (ulimit -f)")
         self.ok("verify", run_dir, prefix=("prlimit", "--nofile=12"))
 
     def test_ControlCharactersOfAPathStayInOneLine(self):

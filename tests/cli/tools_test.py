@@ -142,6 +142,86 @@ class ToolsTestCase(RunTestCase):
         starts = [line.index(word) for line, word in zip(lines[1:3], ("name", "step-0"))]
         self.assertEqual(*starts)
 
+    def test_ListSaysWhatIsNoRun(self):
+        empty, begun = self.dir / "empty", self.dir / "begun"
+        empty.mkdir()
+        (begun / "checkpoints").mkdir(parents=True)
+        self.assertIn("is no run; give a run or its checkpoints directory", self.ok("list", empty).stdout)
+        self.assertEqual(self.ok("list", begun).stdout, f"{begun}: a run without a checkpoint yet\n")
+        self.assertEqual(self.ok("list", empty, "--json").json(), {"newest_valid": None, "checkpoints": []})
+        self.assertIn("is no directory; ", self.fails(2, "list", self.dir / "none").stderr)
+
+    def test_ListOfACheckpointSaysWhereToLook(self):
+        run_dir = self.trained("run", "t1")
+        checkpoint = self.checkpoint(run_dir, 4)
+        right = "is a checkpoint; give the run or the directory that holds it, or ask `shardwright inspect` about this one"
+        for command in (["list"], ["prune", "--keep", "1"]):
+            self.assertIn(f"{checkpoint}: {right}", self.fails(2, *command, checkpoint).stderr)
+        (checkpoint / "COMMIT").unlink()
+        (checkpoint / "manifest.h5").unlink()
+        self.assertIn(right, self.fails(2, "list", checkpoint).stderr)  # one that is not whole, too
+        self.assertEqual(self.fails(2, "list", checkpoint, "--json").json()["error"]["code"], "usage")
+
+    def test_PruneSaysWhatItWouldRemove(self):
+        run_dir = self.trained("run", "t1", steps=6)
+        (run_dir / "run.lock").unlink()
+        before = sorted(run_dir.rglob("*"))
+        second, fourth, sixth = (str(self.checkpoint(run_dir, step)) for step in (2, 4, 6))
+        told = self.ok("prune", run_dir, "--keep", "1", "--dry-run")
+        self.assertEqual(told.stdout, f"would remove {fourth}\nwould remove {second}\nwould keep   {sixth}\nnothing was removed\n")
+        self.assertEqual(self.ok("prune", run_dir, "--keep", "1", "--dry-run", "--json").json(),
+                         {"kept": [sixth], "removed": [], "would_remove": [fourth, second]})
+        self.assertEqual(sorted(run_dir.rglob("*")), before)
+        self.assertEqual(self.ok("prune", run_dir, "--keep", "1", "--json").json(), {"kept": [sixth], "removed": [fourth, second]})
+
+    def test_PruneWhereNoneIsValidRemovesNothingAndSaysSo(self):
+        run_dir = self.trained("run", "t1", steps=6)
+        for step in (2, 4, 6):
+            (self.checkpoint(run_dir, step) / "rank-00000.h5").unlink()
+        self.checkpoint(run_dir, 2).rename(run_dir / "checkpoints" / "step-0000000002.superseded-1")
+        before = sorted(run_dir.rglob("*"))
+        for more in ([], ["--dry-run"]):
+            told = self.fails(1, "prune", run_dir, "--keep", "1", *more).stderr
+            self.assertRegex(told, r"\A[^\n]*/checkpoints: none of the 3 checkpoints here is valid, so nothing is removed; `shardwright list`[^\n]*\n\Z")
+            self.assertEqual(self.fails(1, "prune", run_dir, "--keep", "1", "--json", *more).json()["error"]["code"], "damaged")
+        self.assertEqual(sorted(run_dir.rglob("*")), before)
+
+    def test_PruneKeepsWhatIsWholeAndNothingElseIsTouched(self):
+        run_dir = self.trained("run", "t1", steps=6)
+        shard = self.checkpoint(run_dir, 6) / "rank-00000.h5"
+        with h5py.File(shard, "r") as file:
+            address = int(file["chunks"][0]["address"])
+        flip(shard, address + 1)
+        # The newest looks whole and is not: it does not count, and the one that does stays.
+        told = self.ok("prune", run_dir, "--keep", "1").stdout
+        self.assertIn(f"removed {self.checkpoint(run_dir, 2)}\nkept    {self.checkpoint(run_dir, 6)} (damaged", told)
+        self.verified(self.checkpoint(run_dir, 4))
+        self.assertIn("nothing was removed", self.ok("prune", run_dir, "--keep", "1").stdout)
+        # No lock is left in what is no run.
+        self.assertIn("is a checkpoint; ", self.fails(2, "prune", self.checkpoint(run_dir, 4), "--keep", "1").stderr)
+        self.verified(self.checkpoint(run_dir, 4))
+        empty = self.dir / "empty"
+        empty.mkdir()
+        self.assertIn("is no run; ", self.fails(2, "prune", empty, "--keep", "1").stderr)
+        self.assertEqual(os.listdir(empty), [])
+
+    def test_DiffTellsTheFirstOfManyDifferences(self):
+        run_dir = self.trained("run", "t1")
+        pair = self.checkpoint(run_dir, 2), self.checkpoint(run_dir, 4)
+        every = self.fails(1, "diff", *pair, "--json").json()["differences"]
+        self.assertGreater(len(every), 25)
+        shown, whole = self.fails(1, "diff", *pair).stdout, self.fails(1, "diff", *pair, "--all").stdout
+        told = lambda text: len(re.findall("differ, the first at", text))
+        self.assertEqual((told(shown), told(whole)), (20, len(every)))
+        self.assertIn(f"\n... and {len(every) - 20} more; --all lists them\n", shown)
+        self.assertNotIn("--all", whole)
+        self.assertEqual(shown.splitlines()[-1], whole.splitlines()[-1])
+
+    def test_TrainHelpSaysWhatKeysMayBe(self):
+        text = self.ok("train", "--help").stdout
+        self.assertRegex(text, r"(?m)^  optim.schedule .* \[cosine, linear, constant, wsd\]$")
+        self.assertRegex(text, r"(?m)^  parallel.tp .* \[from 1\]$")
+
     def test_ListDeepFindsEveryDamagedOne(self):
         run_dir = self.trained("run", "t1")
         shard = self.checkpoint(run_dir, 2) / "rank-00000.h5"

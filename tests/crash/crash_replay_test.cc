@@ -166,6 +166,7 @@ class Disk {
       if (!slot) {
         slot = std::make_shared<Node>();
         slot->is_dir = true;
+        node->kept[part.string()] = slot;  // durable, as create_dirs() promises
       }
       node = slot.get();
     }

@@ -101,6 +101,24 @@ class DamageTestCase(RunTestCase):
         entry = self.ok("list", run, "--json").json()["checkpoints"][0]
         self.assertIn(entry["status"], ("incomplete", "damaged"))
 
+    def test_B107_AFlippedBitOfAChunkNamesFileAndTensor(self):  # timeout=150
+        """Compressed and not, by verify and by a training that is told to go on from there."""
+        for codec in ("none", "small"):
+            with self.subTest(codec=codec):
+                run = self.dir / f"run-{codec}"
+                self.train(self.toml, self.LAYOUT, "--set", f"run.dir={run}", "--set", f"checkpoint.codec={codec}", "--stop-after", "2")
+                path = self.checkpoint(run, 2)
+                offset = next(at for what, _, at in self.sections(path) if what == "chunk middle")
+                with h5py.File(path / "rank-00001.h5") as shard:
+                    held = {name for kind in shard if kind != "chunks" for name in shard[kind]}
+                flip(path / "rank-00001.h5", offset)
+                problem, = self.fails(1, "verify", path, "--json").json()["problems"]
+                self.assertEqual((problem["code"], problem["file"]), ("chunk", "rank-00001.h5"))
+                self.assertIn(problem["tensor"], held)
+                told = self.train(self.toml, self.LAYOUT, "--set", f"run.dir={self.dir / ('on-' + codec)}", "--resume", path, status=1)
+                self.assertIn("rank-00001.h5", told.stderr)
+                self.assertIn(f"{problem['tensor']} {problem['kind']}", told.stderr)
+
     def test_FutureVersionIsSaid(self):
 
         run = self.dir / "begun"

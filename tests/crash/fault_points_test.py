@@ -11,7 +11,7 @@ from run_harness import TINY, RunTestCase, layout_sets, main, run  # noqa: E402
 
 RANKS = 4
 LAYOUT = "d4z1"
-TRAINING_POINTS = ["step.begin", "step.forward", "step.backward", "step.optimizer", "save.begin", "shard.open", "shard.mid",
+TRAINING_POINTS = ["step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin", "shard.open", "shard.mid",
                    "shard.close", "shard.fsync", "part.rename", "manifest.write", "commit.write", "commit.rename", "dir.rename",
                    "retire", "load.plan", "load.mid"]
 COMMITTER_ONLY = {"manifest.write", "commit.write", "commit.rename", "dir.rename", "retire"}

@@ -1,6 +1,7 @@
 """Generations, retention, permissions, full disks, odd paths and locks, with the real binary."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,34 @@ class StorageTestCase(RunTestCase):
         document = json.loads(done.stdout[done.stdout.index("{"):])
         self.assertTrue(document["newest_valid"], done)
 
+    def test_RecordsTornByAFullFileSystem(self):  # timeout=150
+        """The disk fills up in the middle of a line of metrics.jsonl; with room again the run goes on, on a line of its own."""
+        probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
+        if probe.returncode != 0:
+            self.skipTest("no mount namespaces here")
+        config = self.tiny(train={"steps": 150}, checkpoint={"every": 0})
+        small = self.dir / "small"
+        small.mkdir()
+        train = f"'{BINARY}' train '{config}' --set run.dir={small}/run --set parallel.dp=1"
+        script = (f"mount -t tmpfs -o size=2m none {small} && {train} --stop-after 2 && "
+                  f"(cat /dev/zero > {small}/ballast 2>/dev/null; truncate -s -32k {small}/ballast; {train} --stop-after 148; echo status $?; rm {small}/ballast; "
+                  f"'{BINARY}' list {small}/run && '{BINARY}' inspect {small}/run && {train}; echo status $?; "
+                  f"find {small} -name '*.new' -o -name '*.tmp-*'; cp {small}/run/*.jsonl '{self.dir}')")
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=140)
+        self.assertEqual(re.findall(r"(?m)^status (\d+)$", done.stdout), ["1", "0"], done)
+        self.assertIn("metrics.jsonl: cannot write: No space left on device; free some space", done.stderr)
+        self.assertNotIn(".new", done.stdout)
+        steps, torn = set(), []
+        for line in (self.dir / "metrics.jsonl").read_text().splitlines():
+            try:
+                record = json.loads(line)
+                steps.add(record.get("step"))
+            except ValueError:
+                torn.append(line)
+        self.assertEqual(steps, set(range(1, 151)))
+        self.assertEqual(len(torn), 1, torn)
+        self.assertEqual(torn[0].count('{"type"'), 1, "two records on one line")
+
     def test_B113_B63_NamesComeFromSteps(self):
         config = self.tiny(train={"steps": 7})
         self.train(config, "t1", "--stop-after", "3")
@@ -163,8 +192,25 @@ class StorageTestCase(RunTestCase):
             self.assertEqual(self.events(self.dir / "run", "resume")[-1]["step"], 2)
         self.assertNotIn(1, [r["step"] for r in self.records(self.dir / "run", "step")][1:])
 
+    def test_B101_NoneReadableStops(self):  # timeout=150
+        """Not a fresh start, and nothing is written over."""
+        config = self.tiny()
+        self.train(config, "t1", "--stop-after", "4")
+        os.chmod(self.dir, 0o755)
+        if os.geteuid() == 0:
+            subprocess.run(["chown", "-R", "65534:65534", str(self.dir)], check=True)
+        steps, all_of_them = self.records(self.dir / "run", "step"), sorted((self.dir / "run" / "checkpoints").glob("step-*"))
+        for path in all_of_them:
+            os.chmod(path, 0)
+            self.addCleanup(lambda path=path: path.exists() and os.chmod(path, 0o755))
+        result = run("train", config, *layout_sets("t1"), prefix=NOBODY if os.geteuid() == 0 else ())
+        self.assertEqual(result.status, 1, result)
+        self.assertIn("step-0000000004", result.stderr)
+        self.assertEqual(self.records(self.dir / "run", "step"), steps)
+        self.assertEqual(sorted((self.dir / "run" / "checkpoints").glob("step-*")), all_of_them)
+
     def test_B120_AnyLegalPath(self):  # timeout=200
-        for name in ("with space", "umläut", "漢字", "emoji 🚀", "br[ack]et{s}", "eq=ual", "quo'te\"s", "-dash", "x" * 120):
+        for name in ("with space", "umläut", "漢字", "emoji 🚀", "br[ack]et{s}", "eq=ual", "quo'te\"s", "-dash", "x" * 200):
             with self.subTest(name=name):
                 base = self.dir / name
                 base.mkdir()

@@ -66,10 +66,12 @@ class SupervisionTestCase(RunTestCase):
         self.assert_losses(self.losses(self.dir / "whole"), self.losses(self.dir / "run"))
 
     def test_RestartKeepsTheLayout(self):  # timeout=100
-        config = self.tiny("run", elastic={"on_failure": "restart"})
+        config = self.tiny("run", checkpoint={"every": 0}, elastic={"on_failure": "restart"})
         result = run("train", config, *layout_sets("d3z1"), env={"SHARDWRIGHT_FAULT": "step.backward:rank=2:step=5=kill"})
         self.assertEqual(result.status, 0, result)
         self.assertEqual([e["ranks"] for e in self.events(self.dir / "run", "generation_start")], [3, 3])
+        # Steps far shorter than the time between heartbeats are counted all the same.
+        self.assertEqual(self.events(self.dir / "run", "generation_end")[0]["lost_steps"], 4)
 
     def test_AStoppedRankIsLost(self):  # timeout=100
         config = self.tiny("run", ENDLESS)
@@ -138,6 +140,18 @@ class SupervisionTestCase(RunTestCase):
         self.assertEqual(result.status, 1, result)
         self.assertEqual(len(self.errors(result)), 1, result)
         self.assertEqual(self.names("run")[-1], "given_up")
+
+    def test_TheSameSignalTwiceIsOneRequest(self):  # timeout=100
+        """timeout(1) signals its child and then the whole group: the run saves all the same."""
+        for gap in (0, 0.001, 0.02):
+            name = f"gap{gap}"
+            config = self.tiny(name, ENDLESS)
+            started = self.begin(config, name)
+            started.process.send_signal(signal.SIGTERM)
+            time.sleep(gap)
+            started.process.send_signal(signal.SIGTERM)
+            result = started.wait(40)
+            self.assertEqual(result.status, 75, (gap, result))
 
     def test_AKilledSupervisorLeavesNoProcess(self):  # timeout=60
         """SIGKILL to the supervisor, with one rank stopped: everything is gone within a second; the run starts again."""

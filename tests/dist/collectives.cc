@@ -21,6 +21,7 @@ class Check {
   int run() {
     sums_and_maxima();
     for (int pattern = 0; pattern < 4; ++pattern) segments(pattern);
+    started();
     texts();
     agreement();
     world_.barrier();
@@ -98,6 +99,41 @@ class Check {
       expect(gathered[at] == total(i) && in_place[at] == total(i),
              fmt::format("all-gather {}: element {}", pattern, i));
     }
+  }
+
+  // Several at once, of all shapes, waited for in another order.
+  void started() {
+    std::vector<std::vector<std::int64_t>> counts(4);
+    std::vector<std::vector<float>> in(4), own(4);
+    std::vector<std::vector<std::byte>> gathered(4);
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    for (int pattern = 0; pattern < 4; ++pattern) {
+      const auto p = static_cast<std::size_t>(pattern);
+      for (int r = 0; r < size_; ++r) counts[p].push_back(count(pattern, r));
+      const std::int64_t all = std::accumulate(counts[p].begin(), counts[p].end(), std::int64_t{0});
+      for (std::int64_t i = 0; i < all; ++i) in[p].push_back(value(rank_, i));
+      own[p].assign(static_cast<std::size_t>(count(pattern, rank_)), -1);
+      gathered[p].assign(static_cast<std::size_t>(all), std::byte{255});
+      const std::int64_t first = first_of(counts[p]);
+      for (std::int64_t i = 0; i < count(pattern, rank_); ++i)
+        gathered[p][static_cast<std::size_t>(first + i)] = byte(first + i);
+      transfers.push_back(world_.start_reduce_scatter_sum(in[p], own[p], counts[p]));
+      transfers.push_back(world_.start_all_gather(gathered[p], counts[p]));
+      transfers.front()->advance();
+    }
+    for (std::size_t i = transfers.size(); i-- > 0;) transfers[i]->wait();
+    for (std::size_t p = 0; p < 4; ++p) {
+      for (std::size_t i = 0; i < own[p].size(); ++i)
+        expect(own[p][i] == total(first_of(counts[p]) + static_cast<std::int64_t>(i)),
+               fmt::format("started reduce-scatter {}: element {}", p, i));
+      for (std::size_t i = 0; i < gathered[p].size(); ++i)
+        expect(gathered[p][i] == byte(static_cast<std::int64_t>(i)),
+               fmt::format("started all-gather {}: byte {}", p, i));
+    }
+  }
+  static std::byte byte(std::int64_t i) { return static_cast<std::byte>(i % 251); }
+  std::int64_t first_of(const std::vector<std::int64_t>& counts) const {
+    return std::accumulate(counts.begin(), counts.begin() + rank_, std::int64_t{0});
   }
 
   void texts() {

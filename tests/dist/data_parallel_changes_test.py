@@ -16,8 +16,8 @@ class DataParallelChangesTestCase(RunTestCase):
                     self.labels_are_right(self.reshard(source, layout, f"{written}-{layout}"))
 
     def test_B06_TheFirstLossAfterEightPieces(self):
-        config, source, expected = self.saved_run(L1, "d8z1", train={"global_batch": 24})
-        for layout in ("d1", "d6z1"):
+        config, source, expected = self.saved_run(L1, "d8z3", train={"global_batch": 24})
+        for layout in ("d1", "d6z2"):
             self.go_on(config, layout, self.reshard(source, layout), expected, "--stop-after", "4")
 
     def test_B25_PaddingIsNoData(self):  # timeout=150
@@ -31,12 +31,12 @@ class DataParallelChangesTestCase(RunTestCase):
 
     def test_B26_RanksOfPadding(self):
         """A model so small that most of 24 ranks have nothing of most tensors."""
-        self.all_to_all(T1, ["d24z1", "d1"], ["d1", "d5z1"])
+        self.all_to_all(T1, ["d24z2", "d1"], ["d1", "d5z1"])
 
     def test_B30_ATrainerWithEmptyPieces(self):
-        config, source, expected = self.saved_run(T1, "d12z1")
-        self.go_on(config, "d12z1", source, expected)
-        self.go_on(config, "t3d2z1", source, expected)
+        config, source, expected = self.saved_run(T1, "d12z3")
+        self.go_on(config, "d12z3", source, expected)
+        self.go_on(config, "t3d2z2", source, expected)
 
     def test_B32_ATableOfOneRow(self):
         """One position: a (1, 64) table, copied over tensor parallel ranks and cut over data parallel ones."""
@@ -47,11 +47,11 @@ class DataParallelChangesTestCase(RunTestCase):
         self.same_state(source, back)
         self.labels_are_right(back)
         config, saved, expected = self.saved_run(model, "t1")
-        self.go_on(config, "t4d2z1", self.reshard(saved, "t4d2z1", "trained"), expected)
+        self.go_on(config, "t4d2z3", self.reshard(saved, "t4d2z3", "trained"), expected)
 
     def test_B35_EveryStageAndDegreeToEveryOther(self):
         self.all_to_all(T1, [f"d{d}z{z}" for d in (1, 2, 4) for z in (0, 1)], ["d1z0", "d3z1", "d6z0"])
-        for name, written, layout in (("a", "d2z0", "d3z1"), ("b", "d4z1", "d1z0")):
+        for name, written, layout in (("a", "d2z0", "d3z2"), ("b", "d4z3", "d1z0")):
             config, source, expected = self.saved_run(T1, written)
             self.go_on(config, layout, source, expected)
             shutil.rmtree(self.dir / "whole")

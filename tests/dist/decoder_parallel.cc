@@ -1,7 +1,7 @@
-// decoder_parallel LAYOUT gpt2|llama [gpipe] [sequence_parallel]: run by as many ranks as the layout has.
-// Loss, and after all reductions every gradient that a rank's optimizer owns, against the float64 model on
-// the whole batch. What several ranks of a copy hold must be equal in each bit. Exits 1 with a line for each
-// difference.
+// decoder_parallel LAYOUT gpt2|bloom|llama [gpipe] [sequence_parallel] [selective|full] [bf16|f16]: run by as
+// many ranks as the layout has. Loss, and after all reductions every gradient that a rank's optimizer owns,
+// against the float64 model on the whole batch; with recomputation, against the same without in each bit.
+// What several ranks of a copy hold must be equal in each bit. Exits 1 with a line for each difference.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -18,11 +18,18 @@
 namespace shardwright::trainer {
 namespace {
 
-constexpr double kTolerance = 1e-5;
-
 struct Ways {
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
   bool sequence_parallel = false;
+  Recompute recompute = Recompute::none;
+  kernels::ElementType type = kernels::ElementType::f32;
+
+  /// Of gradients, relative to the norm of a tensor.
+  double tolerance() const {
+    if (type == kernels::ElementType::f32) return 1e-5;
+    return type == kernels::ElementType::bf16 ? 5e-2 : 1e-2;
+  }
+  double loss_tolerance() const { return tolerance() / 10; }
 };
 
 class Check {
@@ -43,17 +50,20 @@ class Check {
     DecoderReference reference(spec_);
     const double expected = reference.run(batch.tokens, batch.targets, samples, positions, scale);
 
-    Parameters parameters(spec_, layout_, rank_);
+    Parameters parameters(spec_, layout_, rank_, ways_.type);
     fill_parameters(parameters);
     parameters.zero_gradients();
     kernels::Stream stream{kernels::DeviceKind::cpu};
+    DataParallel data(parameters, *comms_.data, stream);
+    data.spread_values();
     PipelineOptions options;
     options.schedule = ways_.schedule;
     options.sequence_parallel = ways_.sequence_parallel;
     options.micro_batches = samples / (micro * comms_.data->size());
     options.batch = micro;
     options.positions = positions;
-    Pipeline pipeline(parameters, comms_, stream, options);
+    options.recompute = ways_.recompute;
+    Pipeline pipeline(parameters, comms_, data, stream, options);
     const auto source = [&](std::int64_t number) {
       return batch.micro_batch((number * comms_.data->size() + comms_.data->rank()) * micro, micro);
     };
@@ -61,25 +71,42 @@ class Check {
     double loss = pipeline.train(source, static_cast<float>(scale), [](Action) {});
     comms_.world->all_reduce_sum(std::span<double>(&loss, 1));
     comms_.world->all_reduce_sum(std::span<double>(&evaluated, 1));
-    expect(std::abs(loss - expected) <= 1e-6 * expected,
+    expect(std::abs(loss - expected) <= ways_.loss_tolerance() * expected,
            fmt::format("loss {} where {} is right", loss, expected));
     expect(evaluated == loss, fmt::format("evaluated loss {}, in training {}", evaluated, loss));
 
-    Optimizer optimizer(parameters, comms_, stream, {}, ways_.sequence_parallel);
+    Optimizer optimizer(parameters, comms_, data, stream, {}, ways_.sequence_parallel);
     optimizer.reduce_gradients();
     for (const Parameter& p : parameters.all()) {
-      const float* gradient = p.grad + p.optimizer_offset;
-      const double error = gradient_error(reference, p, p.optimizer_box, gradient);
-      expect(error < kTolerance, fmt::format("gradient of {}: relative error {}", p.spec->name, error));
+      const double error = gradient_error(reference, p, p.optimizer_box, p.grad_piece);
+      expect(error < ways_.tolerance(),
+             fmt::format("gradient of {}: relative error {}", p.spec->name, error));
     }
     expect_equal_copies(parameters);
     const double norm = optimizer.norm({}).grad_norm;
-    expect(std::abs(norm - norm_of(reference.gradients)) <= kTolerance * norm,
+    expect(std::abs(norm - norm_of(reference.gradients)) <= ways_.tolerance() * norm,
            fmt::format("gradient norm {} where {} is right", norm, norm_of(reference.gradients)));
+    if (ways_.recompute != Recompute::none) {
+      const std::vector<float> gradients = pieces(parameters);
+      parameters.zero_gradients();
+      options.recompute = Recompute::none;
+      Pipeline keeping(parameters, comms_, data, stream, options);
+      double kept_loss = keeping.train(source, static_cast<float>(scale), [](Action) {});
+      comms_.world->all_reduce_sum(std::span<double>(&kept_loss, 1));
+      optimizer.reduce_gradients();
+      expect(kept_loss == loss, fmt::format("loss {}, without recomputation {}", loss, kept_loss));
+      expect(gradients == pieces(parameters), "gradients differ from those without recomputation");
+    }
     return failures_;
   }
 
  private:
+  static std::vector<float> pieces(const Parameters& parameters) {
+    std::vector<float> all;
+    for (const Parameter& p : parameters.all())
+      all.insert(all.end(), p.grad_piece, p.grad_piece + p.optimizer_box.elements());
+    return all;
+  }
   void expect(bool good, const std::string& message) {
     if (good) return;
     std::fputs(fmt::format("rank {} of {}, {} with vocabulary {}: {}\n", rank_, layout_.string(),
@@ -97,7 +124,7 @@ class Check {
       if (group == nullptr || group->size() == 1) continue;
       for (const Parameter& p : parameters.all()) {
         if (!is_in(p)) continue;
-        const auto own = std::as_bytes(std::span(p.grad + p.optimizer_offset, p.optimizer_box.elements()));
+        const auto own = std::as_bytes(std::span(p.grad_piece, p.optimizer_box.elements()));
         std::vector<std::byte> first(own.begin(), own.end());
         group->broadcast(first, 0);
         expect(std::memcmp(first.data(), own.data(), own.size()) == 0,
@@ -137,8 +164,9 @@ int run(const std::string& text, const std::string& arch, const Ways& ways) {
     // them.
     check({4, 16 * heads, heads, heads, 64 * heads, 97, 32}, true, 12, 2);
     check({4, 12, heads, heads, 23, 33, 7}, true, 12, 1);
-    check({5, 12, heads, heads, 3, 2, 9}, false, 12, 1);
-    // Large in what is copied, the position table, and small in all else.
+    // (BLOOM without positions would see two kinds of rows only, and gradients that nearly cancel.)
+    check({5, 12, heads, heads, 3, arch == "bloom" ? 3 : 2, 9}, false, 12, 1);
+    // GPT-2: large in what is copied, the position table, and small in all else.
     check({4, 24, heads, heads, 4, 33, 128}, true, 12, 1);
   }
   return failures == 0 ? 0 : 1;
@@ -149,11 +177,17 @@ int run(const std::string& text, const std::string& arch, const Ways& ways) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
+  using shardwright::kernels::ElementType;
+  using shardwright::trainer::Recompute;
   shardwright::trainer::Ways ways;
   for (int i = 3; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "gpipe") ways.schedule = shardwright::trainer::ScheduleKind::gpipe;
     if (word == "sequence_parallel") ways.sequence_parallel = true;
+    if (word == "selective") ways.recompute = Recompute::selective;
+    if (word == "full") ways.recompute = Recompute::full;
+    if (word == "bf16") ways.type = ElementType::bf16;
+    if (word == "f16") ways.type = ElementType::f16;
   }
   return shardwright::trainer::run(argv[1], argv[2], ways);
 }

@@ -136,9 +136,10 @@ class ReshardTestCase(RunTestCase):
     def test_B39_SavingAfterLoadingRepeatsTheState(self):
         """Nothing trained in between: another run started there and ended at once holds the same bits."""
         source = self.trained("t2p2")
-        config = self.config("other")
-        self.train(config, "p3", "--resume", source, "--stop-after", "3")
-        self.assertEqual(self.fingerprints(source), self.fingerprints(self.checkpoint(self.dir / "other", 3)))
+        for layout in ("p3", "d3z3", "p2d2z2"):
+            config = self.config(layout)
+            self.train(config, layout, "--resume", source, "--stop-after", "3")
+            self.assertEqual(self.fingerprints(source), self.fingerprints(self.checkpoint(self.dir / layout, 3)), layout)
 
 
 def _elements(shape):

@@ -3,16 +3,17 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import G1, L1, L2, T1, U1, RunTestCase, main  # noqa: E402
+from run_harness import BL1, G1, L1, L2, T1, U1, RunTestCase, main  # noqa: E402
 
 # Of each model: the layout that saves, and five others; the first goes on directly, the second through reshard, and with
 # the label `long` all do both.
 CASES = {
     "G1": (G1, "t2p2d2z1", ["p4 gpipe", "t4d2z1 sp", "p2d3z1v2", "t1d1z0", "t2p3"]),
-    "G1Dropout": (dict(G1, dropout=0.1), "t2p2d2z1 sp", ["t1d3z1", "p2v2d2z0", "t4p2 gpipe", "t4d2z1 sp", "t1d1z0"]),
-    "L1": (L1, "t4p2", ["t2p3v2 sp", "p2d3z1", "p6 gpipe", "t2p2d2z1", "d4z1"]),
+    "G1Dropout": (dict(G1, dropout=0.1), "t2p2d2z1 sp", ["t1d3z2", "p2v2d2z0", "t4p2 gpipe", "t4d2z1 sp", "t1d1z0"]),
+    "L1": (L1, "t4p2", ["t2p3v2 sp", "p2d3z1", "p6 gpipe", "t2p2d2z2", "d4z3"]),
     "L2": (L2, "t4d2z1 sp", ["t2p2d2v2", "p3 stages=2,1,1", "t8", "d6z1", "t4p2 gpipe"]),
     "U1": (U1, "p4d2z1 stages=1,2,2,2", ["t5 sp", "p7", "p3d2 gpipe", "p2v3", "p4 stages=3,1,2,1"]),
+    "BL1": (BL1, "t2p2d2z1 stages=4,2", ["t3p2 sp", "p4d2z3 stages=1,2,2,1", "d4z2", "t6", "p3v2 gpipe"]),
     "T1": (T1, "d6z1", ["t3p2 sp", "p2d3z1", "t3d2z1", "p2 gpipe", "d4z0"]),
 }
 
@@ -67,6 +68,9 @@ class ResumeLayoutsTestCase(RunTestCase):
     def test_GoesOnInOtherLayoutsU1(self):
         self.some("U1")
 
+    def test_GoesOnInOtherLayoutsBL1(self):
+        self.some("BL1")
+
     def test_GoesOnInOtherLayoutsT1(self):
         self.some("T1")
         self.both_ways(self.others[2])
@@ -85,6 +89,9 @@ class ResumeLayoutsTestCase(RunTestCase):
 
     def test_GoesOnInAllLayoutsU1(self):  # long
         self.all("U1")
+
+    def test_GoesOnInAllLayoutsBL1(self):  # long
+        self.all("BL1")
 
     def test_GoesOnInAllLayoutsT1(self):  # long
         self.all("T1")

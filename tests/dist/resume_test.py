@@ -1,11 +1,13 @@
 """Save, end, go on: bit for bit in the same layout, to 1e-5 in others, from the checkpoint that was meant."""
 import math
 import shutil
+import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import TINY, RunTestCase, main  # noqa: E402
+from run_harness import BUILD, TINY, RunTestCase, main, run  # noqa: E402
 
 
 class ResumeTestCase(RunTestCase):
@@ -122,6 +124,7 @@ class ResumeTestCase(RunTestCase):
         run = self.dir / "run"
         result = self.train(config, "t1", "--resume", self.checkpoint(run, 12), status=2)
         self.assertIn("step-0000000012", result.stderr)
+        self.assertIn("such as step-0000000015, step-0000000010, step-0000000005", result.stderr)
         self.train(config, "t1", "--resume", self.checkpoint(run, 10), "--stop-after", "11")
         self.assertEqual([r["step"] for r in self.records(run, "step")][-1], 11)
         listed = self.ok("list", run, "--json").json()["checkpoints"]
@@ -151,6 +154,22 @@ class ResumeTestCase(RunTestCase):
         result = self.train(config, "t1", "--set", f"run.dir={self.dir / 'third'}", "--resume", self.dir / "other", status=2)
         self.assertIn("hidden", result.stderr)
 
+    def test_FilesOfAnotherRunAmongOurOwnAreDamage(self):
+        """A manifest of another run would be refused for its seed; among other files of this run it is passed over."""
+        for name, seed in (("run", 7), ("other", 8)):
+            self.config(name, TINY, train={"steps": 4, "seed": seed}, checkpoint={"every": 2, "codec": "none"})
+            self.train(self.dir / f"{name}.toml", "d2z1")
+        newest, own = self.checkpoint(self.dir / "run", 4), self.dir / "own"
+        newest.rename(own)
+        shutil.copytree(self.checkpoint(self.dir / "other", 4), newest)
+        result = run("train", self.dir / "run.toml", "--nproc", "2")  # whole: nothing is guessed
+        self.assertEqual(result.status, 2, result)
+        self.assertIn("train.seed: 8 in the checkpoint", result.stderr)
+        shutil.copy(own / "rank-00001.h5", newest / "rank-00001.h5")
+        result = self.train(self.dir / "run.toml", "d2z1", "--set", "train.steps=5")
+        self.assertRegex(result.stdout, "passed over [^ ]*step-0000000004: .*rank-00001.h5")
+        self.assertRegex(result.stdout, "resuming from [^ ]*step-0000000002 ")
+
     def test_B144_FirstLossAfterReshardContinues(self):  # timeout=150
         config, whole, half = self.halves("d4z1")
         target = self.dir / "resharded"
@@ -159,6 +178,26 @@ class ResumeTestCase(RunTestCase):
         stored = self.ok("inspect", target, "--json").json()["training"]["loss"]
         self.assertEqual(stored, self.losses(half)[5])
         self.assert_losses({6: self.losses(whole)[6]}, {6: self.losses(self.dir / "on")[6]})
+
+    def test_B144_ScrambledWeightsAreTold(self):
+        """One matrix in an order of chance, in a checkpoint that every digest calls good: the first loss shows it."""
+        data = self.dir / "counting.bin"
+        data.write_bytes(array("H", (i % 33 for i in range(4000))).tobytes())
+        config = self.config("run", TINY, data=data, train={"steps": 60}, optim={"lr": 2e-2}, checkpoint={"every": 50})
+        self.train(config, "d2z1")
+        self.assertLess(self.losses(self.dir / "run")[50], 1.5)
+        source = self.checkpoint(self.dir / "run", 50)
+        for scrambled in (False, True):
+            if scrambled:
+                matrix = max(self.ok("inspect", source, "--tensors", "--json").json()["tensors"], key=lambda t: math.prod(t["shape"]))
+                made = subprocess.run([BUILD / "bin" / "scramble", source, self.dir / "scrambled", matrix["name"]], check=True,
+                                      stdout=subprocess.PIPE, text=True, timeout=60)
+                source = made.stdout.strip()
+                self.verified(source)
+            on = self.dir / f"on-{scrambled}"
+            result = self.train(config, "d2z1", "--set", f"run.dir={on}", "--resume", source)
+            self.assertEqual("warning: step 51: the loss is" in result.stdout, scrambled, result)
+            self.assertEqual([e["what"] for e in self.events(on, "spike")][:1], ["loss after resume"] if scrambled else [])
 
     def test_B10_ReplicatedTensorsSurviveTpChanges(self):  # timeout=150
         config = self.config("run", train={"steps": 4})

@@ -1,6 +1,5 @@
 """The second reader (tests/tools/second_reader.py), written from ckpt/FORMAT.md alone, and ours say the same of every
 checkpoint: the same values and fingerprints of good ones, the same reason for damaged ones."""
-import json
 import os
 import shutil
 import subprocess
@@ -11,16 +10,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 import h5py  # noqa: E402
 import numpy  # noqa: E402
 import second_reader  # noqa: E402
-import xxhash  # noqa: E402
-from run_harness import BUILD, TINY, RunTestCase, flip, main, sign  # noqa: E402
+from forge import Forged, edit, raw_frame, remake, resign, rle_frame, set_cells  # noqa: E402
+from run_harness import BUILD, TINY, RunTestCase, flip, main  # noqa: E402
 
 LABEL_FILL = BUILD / "bin" / "label_fill"
 TOOLS = Path(second_reader.__file__).parent
 # The models of the bug cases.
 L1 = "arch=llama,layers=6,hidden=96,heads=12,kv_heads=4,ffn=176,vocab=203,seq_len=32,tie_embeddings=false"
 T1 = "arch=llama,layers=2,hidden=12,heads=3,kv_heads=3,ffn=21,vocab=33,seq_len=32,tie_embeddings=false"
-# The magic number of a zstd frame, and a header of one segment with its content size in 4 bytes.
-FRAME = b"\x28\xb5\x2f\xfd\xa0"
 
 
 def label(tensor, kind, shape):
@@ -39,66 +36,6 @@ def replace(path, by):
 def fifo(path):
     path.unlink()
     os.mkfifo(path)
-
-
-def edit(path, change):
-    """Rewrites a file by change(bytes) -> bytes."""
-    path.write_bytes(change(path.read_bytes()))
-
-
-def resign(checkpoint, **fields):
-    """A COMMIT that vouches for the manifest as it is now, with other fields on request."""
-    image = (checkpoint / "manifest.h5").read_bytes()
-    record = json.loads((checkpoint / "COMMIT").read_text().splitlines()[0])
-    record["manifest"].update(bytes=len(image), xxh3_128=xxhash.xxh3_128_hexdigest(image))
-    (checkpoint / "COMMIT").write_text(sign({**record, **fields}))
-
-
-def set_cells(checkpoint, *cells):
-    """Other values in places (dataset, index) of the manifest, vouched for by COMMIT."""
-    with h5py.File(checkpoint / "manifest.h5", "r+") as manifest:
-        for dataset, index, value in cells:
-            manifest[dataset][index] = value
-    resign(checkpoint)
-
-
-class Forged:
-    """The first chunk of a shard written again, with every digest above it made to match."""
-
-    def __init__(self, checkpoint):
-        self.checkpoint, self.shard = checkpoint, checkpoint / "rank-00000.h5"
-        with h5py.File(checkpoint / "manifest.h5") as manifest:
-            self.at, size = (int(manifest[f"/files/table_{key}"][0]) for key in ("addr", "bytes"))
-        data = self.shard.read_bytes()
-        self.rows = numpy.frombuffer(data[self.at:self.at + size], second_reader.ROW).copy()
-        self.chunk = data[int(self.rows[0]["address"]):][:int(self.rows[0]["stored"])]
-
-    def write(self, chunk):
-        row = self.rows[0]
-        with open(self.shard, "r+b") as file:
-            file.seek(int(row["address"]))
-            file.write(chunk)
-        row["xxh3_64"] = xxhash.xxh3_64_intdigest(chunk)
-        with open(self.shard, "r+b") as file:
-            file.seek(self.at)
-            file.write(self.rows.tobytes())
-        rest, data, at = xxhash.xxh3_128(), self.shard.read_bytes(), 0
-        for row in numpy.sort(self.rows, order="address"):
-            rest.update(data[at:int(row["address"])])
-            at = int(row["address"]) + int(row["stored"])
-        rest.update(data[at:])
-        set_cells(self.checkpoint, ("/files/rest_xxh3_128", 0, rest.hexdigest().encode()),
-                  ("/files/table_xxh3_128", 0, xxhash.xxh3_128_hexdigest(self.rows.tobytes()).encode()))
-
-
-def raw_frame(planes):
-    """A zstd frame of one raw block that says its content size."""
-    return FRAME + len(planes).to_bytes(4, "little") + (len(planes) << 3 | 1).to_bytes(3, "little") + planes
-
-
-def rle_frame(count):
-    """The same of `count` times the byte 7."""
-    return FRAME + count.to_bytes(4, "little") + (count << 3 | 2 | 1).to_bytes(3, "little") + b"\7"
 
 
 class SecondReaderTestCase(RunTestCase):
@@ -229,13 +166,7 @@ class SecondReaderTestCase(RunTestCase):
         raw = int(forged.rows[0]["raw"])
 
         def written(make):
-            def damage(c):
-                shard = Forged(c)
-                frame = make(raw)
-                self.assertLessEqual(len(frame) + 4, len(forged.chunk))  # in its place; what is over is no chunk's
-                shard.rows[0]["stored"] = len(frame) + 4
-                shard.write(frame + second_reader.fletcher32(frame))
-            return damage
+            return lambda c: Forged(c).frame(make(raw))
         self.damaged(whole, "other values", "fingerprint", written(lambda n: rle_frame(n)))
         self.damaged(whole, "Fletcher32", "decode", lambda c: Forged(c).write(forged.chunk[:-1] + b"\xff"))
         self.damaged(whole, "another size", "decode", written(lambda n: raw_frame(b"\0" * 8)))
@@ -326,12 +257,6 @@ def place(file, what, **more):
         file["/boxes/file"] = what
     else:
         file.create_dataset("/boxes/file", shape, "u8", **more)
-
-
-def remake(file, name, change):
-    values = change(file[name][()])
-    del file[name]
-    file.create_dataset(name, data=values)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-// GPT-2 and Llama models of odd sizes in random legal layouts: what each rank needs, worked out from its
-// layers and heads, is what placement gives it; every element has one writer, and plans between layouts lose
-// nothing.
+// GPT-2, BLOOM and Llama models of odd sizes in random legal layouts: what each rank needs, worked out from
+// its layers and heads, is what placement gives it; every element has one writer, and plans between layouts
+// lose nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using ckpt::Box;
 
 ModelSpec random_decoder(Random& random, int largest_head) {
   ModelConfig c;
-  c.arch = random.chance(60) ? "llama" : "gpt2";
+  c.arch = random.chance(60) ? "llama" : random.chance(50) ? "gpt2" : "bloom";
   c.layers = random.number(1, 9);
   c.heads = random.number(1, 12);
   c.hidden = c.heads * 2 * random.number(1, largest_head / 2);

@@ -46,6 +46,17 @@ void check_case(const ModelSpec& model, const Layout& layout) {
     int rank;
     const Placed* placed;
   };
+  const std::vector<RankSizes> sizes = rank_sizes(model, layout);
+  ASSERT_EQ(sizes.size(), all.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    RankSizes sum;
+    for (const Placed& p : all[rank])
+      sum = {sum.holds + p.holds.elements(), sum.piece + p.piece.elements(),
+             sum.writes + p.writes.elements()};
+    ASSERT_EQ(sizes[rank].holds, sum.holds) << "rank " << rank << ", " << describe(model, layout);
+    ASSERT_EQ(sizes[rank].piece, sum.piece) << "rank " << rank << ", " << describe(model, layout);
+    ASSERT_EQ(sizes[rank].writes, sum.writes) << "rank " << rank << ", " << describe(model, layout);
+  }
   std::vector<std::vector<Holder>> holders_of(model.tensors.size());
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     for (const Placed& p : all[static_cast<std::size_t>(rank)]) holders_of[p.tensor].push_back({rank, &p});

@@ -1,6 +1,6 @@
-"""Writes tests/README.md: which test covers which public report, from the names that CTest knows (B07_...).
+"""Writes the table of tests/README.md: which test covers which public report, from the names that CTest knows (B07_...).
 
-python3 tests/tools/bug_case_map.py BUILD_DIRECTORY          writes the page
+python3 tests/tools/bug_case_map.py BUILD_DIRECTORY          writes the table
 python3 tests/tools/bug_case_map.py BUILD_DIRECTORY --check  status 1 if it is not up to date
 """
 import csv
@@ -13,28 +13,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS / "README.md"
 
-HEAD = """\
-# Tests
-
-`bash tests/run.sh` builds and runs them; `--long` adds the long ones; arguments of ctest select, as `-R B07` or `-L crash`.
-
-| folder, label | holds |
-|---|---|
-| `unit` | one binary per room, milliseconds each; also the rules of the source tree (`architecture_test.py`) |
-| `property` | placement and copy plans over random models and layouts |
-| `dist` | real ranks under the real launcher: layouts, resuming, data position, resharding |
-| `crash` | kills, stops, failing writes, damaged bytes, full disks, two processes on one run |
-| `cli` | exact messages and exit statuses of the command line |
-
-A test that has `long` as a second label runs only with `--long`.
-
-## Public reports and the tests that keep them away
-
-Each row is a public report about saving, resuming or resharding, its symptom in our words, and the tests named for it. This table is
-written by `python3 tests/tools/bug_case_map.py build/release` from the names that CTest knows, and a test checks that it is up to
-date. *Waits for* names a feature that the whole case needs and that is not built yet; tests in such a row cover the part that is.
-
-"""
+TABLE = "| case | report | symptom | tests | waits for |\n"
 
 
 def ctest_names(build):
@@ -59,7 +38,8 @@ def page(build):
     unknown = sorted(set(names) - {case["id"] for case in cases})
     if unknown:
         sys.exit(f"bug_case_map.py: tests are named for {', '.join(unknown)}, which bug_cases.tsv does not have")
-    text = HEAD + "| case | report | symptom | tests | waits for |\n|---|---|---|---|---|\n"
+    # What stands above the table is written by hand.
+    text = PAGE.read_text().split(TABLE)[0] + TABLE + "|---|---|---|---|---|\n"
     for case in cases:
         tests = ", ".join(f"`{name}`" for name in sorted(names.get(case["id"], []))) or "none yet"
         symptom = case["symptom"].replace("|", "\\|")

@@ -24,6 +24,7 @@ BUILD = Path(os.environ.get("SHARDWRIGHT_BUILD", Path(__file__).resolve().parent
 BINARY = BUILD / "bin" / "shardwright"
 LABEL_FILL = BUILD / "bin" / "label_fill"
 MARK = "SHARDWRIGHT_TEST_MARK"
+SKIPPED = 77  # the exit status that python_tests.cmake tells CTest
 
 # The small models of the bug cases; data of fixed seed, sequence length 32.
 G1 = dict(arch="gpt2", layers=4, hidden=64, heads=4, ffn=256, vocab=97, seq_len=32, tie_embeddings=True)
@@ -31,6 +32,7 @@ L1 = dict(arch="llama", layers=6, hidden=96, heads=12, kv_heads=4, ffn=176, voca
 L2 = dict(L1, layers=4, hidden=64, heads=8, kv_heads=2, ffn=96, vocab=64)
 U1 = dict(L1, layers=7, hidden=40, heads=5, kv_heads=5, ffn=105, vocab=131)
 T1 = dict(L1, layers=2, hidden=12, heads=3, kv_heads=3, ffn=21, vocab=33)
+BL1 = dict(arch="bloom", layers=6, hidden=42, heads=6, ffn=101, vocab=97, seq_len=32, tie_embeddings=True)
 TINY = dict(arch="gpt2", layers=2, hidden=12, heads=3, ffn=21, vocab=33, seq_len=8, tie_embeddings=True)
 
 
@@ -178,9 +180,11 @@ class RunTestCase(unittest.TestCase):
             "model": dict(model),
             "data": {"train": str(data), "format": "u16", **({"valid": str(valid)} if valid else {})},
             "train": {"steps": 6, "global_batch": 12, "micro_batch": 1, "seed": 7, "log_samples": True},
-            "optim": {"lr": 1e-2, "warmup_steps": 2, "schedule": "cosine", "clip": 1.0},
+            # At 1e-2 L1 makes ten times as much of a rounding in each step, so that layouts part by more than 1e-5.
+            "optim": {"lr": 2e-3, "warmup_steps": 2, "schedule": "cosine", "clip": 1.0},
             "parallel": {},
             "checkpoint": {},
+            "health": {},
             "elastic": {},
         }
         for section, values in sections.items():
@@ -350,4 +354,9 @@ def flip(path, offset, bit=0):
 
 
 def main():
-    unittest.main(verbosity=2)
+    """As unittest.main, with a status of its own for CTest where all that was asked for was skipped."""
+    result = unittest.main(verbosity=2, exit=False).result
+    for _, why in result.skipped:
+        print(f"SKIPPED: {why}")
+    nothing_ran = result.skipped and result.testsRun <= len(result.skipped)
+    sys.exit(SKIPPED if nothing_ran else not result.wasSuccessful())

@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -89,6 +91,7 @@ class OwnedSource : public Source {
   void read(const Box& region, std::byte* dst) const override {
     copy_region(values_.data(), box_, dst, region, region, size_);
   }
+  std::span<const std::byte> host_range() const override { return values_; }
   std::vector<std::byte>& values() { return values_; }
 
  private:
@@ -98,9 +101,10 @@ class OwnedSource : public Source {
 };
 
 /// What writer `rank` of `writers` saves. A scalar is written by the last one.
-inline std::vector<SaveItem> sample_items(int rank, int writers, std::uint64_t salt) {
+inline std::vector<SaveItem> sample_items(int rank, int writers, std::uint64_t salt,
+                                          const std::vector<SampleState>& states = sample_states()) {
   std::vector<SaveItem> items;
-  for (const SampleState& state : sample_states()) {
+  for (const SampleState& state : states) {
     if (state.shape.empty() && rank != writers - 1) continue;
     const Box box = sample_piece(state, state.cut, rank, writers);
     items.push_back(
@@ -123,6 +127,8 @@ struct SampleSave {
   std::string run = "11111111-2222-4333-8444-555555555555";
   std::string supersede_suffix = ".superseded-0";
   double deadline_s = 5;
+  std::optional<std::uint64_t> salt = {};  // of the values; none: the step
+  std::vector<SampleState> states = sample_states();
 
   std::string attempt() const { return std::to_string(generation) + "-" + std::to_string(save_number); }
   std::string attempt_dir(const std::string& checkpoints) const {
@@ -149,7 +155,7 @@ inline CommitJob sample_job(const std::string& checkpoints, const SampleSave& sa
 inline void write_sample_rank(Env& env, const std::string& checkpoints, const SampleSave& save, int rank) {
   const std::string directory = save.attempt_dir(checkpoints);
   env.create_dirs(directory);
-  const auto items = sample_items(rank, save.writers, save.step);
+  const auto items = sample_items(rank, save.writers, save.salt.value_or(save.step), save.states);
   publish_part(env, directory,
                write_shard(env, directory, save.attempt(), rank, save.step, items, ShardOptions{}, nullptr));
 }

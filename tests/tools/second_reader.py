@@ -21,7 +21,8 @@ import numpy
 import xxhash
 import zstandard
 
-VERSION, MAX_CHUNK, MAX_COMMIT, MAX_ROWS = 1, 1 << 20, 1 << 16, 1 << 28
+VERSION, MAX_COMMIT, MAX_MANIFEST, MAX_ROWS, MAX_MEMORY, DEFLATE = 1, 1 << 16, 1 << 30, 1 << 28, 1 << 34, 1032
+MAX_CHUNK, MAX_STORED, MAX_CHUNKS = 1 << 20, 2 << 20, 1 << 26
 TYPES = {"f32": "<f4", "bf16": "<u2", "f16": "<f2", "f64": "<f8", "i8": "i1", "u8": "u1", "i16": "<i2", "u16": "<u2",
          "i32": "<i4", "u32": "<u4", "i64": "<i8", "u64": "<u8", "bool": "?"}
 ROW = numpy.dtype([("address", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("xxh3_64", "<u8")])
@@ -40,7 +41,7 @@ def need(holds, code, message):
 
 def opened(directory, name, missing, irregular):
     try:
-        file = open(os.open(f"{directory}/{name}", os.O_RDONLY | os.O_NONBLOCK), "rb")
+        file = open(os.open(f"{directory}/{name}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb")
     except FileNotFoundError:
         raise Refused(missing, f"{name}: missing") from None
     except OSError:
@@ -68,18 +69,19 @@ def read_commit(directory):
     need(xxhash.xxh3_64_hexdigest(lines[0]).encode() == lines[1], "commit", "COMMIT: its digest does not match")
     try:
         commit = json.loads(lines[0].decode())
-        manifest = commit["manifest"]
         need(commit["format"] == "shardwright", "commit", "COMMIT: names another format")
         need(is_count(commit["version"]) and commit["version"] > 0, "commit", "COMMIT: impossible version")
         need(commit["version"] <= VERSION, "version", f"COMMIT: future version {commit['version']}")
+        manifest = commit["manifest"]
         need(all(is_count(n) for n in (commit["step"], commit["generation"], manifest["bytes"])), "commit",
              "COMMIT: a number is not a whole one")
         need(commit["generation"] < 1 << 53, "commit", "COMMIT: impossible generation")
         need(isinstance(commit["run"], str) and isinstance(commit["attempt"], str), "commit", "COMMIT: not a text")
         need(len(commit["run"].encode()) <= 256, "commit", "COMMIT: name of the run too long")
+        need(manifest["bytes"] <= MAX_MANIFEST, "commit", "COMMIT: a manifest above 1 GiB")
         need(manifest["name"] == "manifest.h5", "commit", "COMMIT: names another manifest")
         need(is_hex(manifest["xxh3_128"], 32), "commit", "COMMIT: malformed digest")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused("commit", f"COMMIT: not its fields ({error})") from None
     name = re.fullmatch(r"step-(\d{10})(\..*)?", os.path.basename(os.path.normpath(directory)))
     need(not name or int(name[1]) == commit["step"], "commit", "COMMIT: another step than the directory's name")
@@ -90,10 +92,11 @@ class Manifest:
     """The columns of manifest.h5, as lists, and all rules that they must satisfy."""
 
     def __init__(self, image, step):
+        self.bytes, self.memory = len(image), 0
         try:
             with h5py.File(io.BytesIO(image), "r") as self.h5:
                 self.read(step)
-        except (OSError, KeyError, RuntimeError, ValueError) as error:
+        except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise Refused("manifest", f"manifest.h5: not the tables of the format ({error})") from None
 
     def column(self, name, like=None, width=None, of="u"):
@@ -104,14 +107,27 @@ class Manifest:
         need(data.ndim == (2 if width else 1) and data.shape[1:] == ((width,) if width else ()), "manifest",
              f"{name}: another shape than its table has")
         need(len(data) <= MAX_ROWS and (like is None or len(data) == len(like)), "manifest", f"{name}: other rows")
-        need(data.dtype.kind == of and data.dtype.itemsize <= (1 << 16 if of == "S" else 8), "manifest",
+        kind, size = data.dtype.kind, data.dtype.itemsize
+        need(kind == of[0] and size <= {"S": 1 << 16, "u": 8, "u1": 1}[of], "manifest",
              f"{name}: another type than its table has")
         need(not data.is_virtual and not data.external, "manifest", f"{name}: stored outside the manifest")
+        self.admit(name, data, size, data.size * (size + 32 if of == "S" else 1 if of == "u1" else 8))
         return data[()].tolist()
 
+    def admit(self, name, data, size, memory):
+        """Before memory is taken for a column: are its values there, and is it not too much?"""
+        creation, stored = data.id.get_create_plist(), data.id.get_storage_size()
+        filters = [creation.get_filter(i)[0] for i in range(creation.get_nfilters() if data.chunks else 0)]
+        need(len(filters) == len({*filters} & {1, 2, 3}), "manifest", f"{name}: filters other than its table may have")
+        need(prod(data.chunks or ()) * size <= MAX_CHUNK, "manifest", f"{name}: in chunks above 1 MiB")
+        need(stored <= self.bytes and data.size * size <= stored * (DEFLATE if data.chunks else 1), "manifest",
+             f"{name}: values that are not there")
+        self.memory += memory
+        need(self.memory <= min(self.bytes * DEFLATE, MAX_MEMORY), "manifest", f"{name}: too much memory")
+
     def read(self, step):
-        version = int(self.h5.attrs["version"])
-        need(version > 0, "manifest", "manifest.h5: impossible version")
+        version = self.h5.attrs["version"]
+        need(isinstance(version, numpy.integer) and version > 0, "manifest", "manifest.h5: impossible version")
         need(version <= VERSION, "version", f"manifest.h5: future version {version}")
         self.names = self.column("/tensors/name", of="S")
         ndim = self.column("/tensors/ndim", self.names)
@@ -134,18 +150,18 @@ class Manifest:
         for key in ("offset", "shape", "chunk"):
             b[key] = self.column(f"/boxes/{key}", b["state"], 8)
         b["dataset"] = self.column("/boxes/dataset", b["state"], of="S")
-        self.training, *_ = [bytes(self.column(d)) for d in ("/training", "/model", "/config", "/layout")]
+        self.training, *_ = [bytes(self.column(d, of="u1")) for d in ("/training", "/model", "/config", "/layout")]
         self.check_tables()
         self.check_boxes()
         self.check_step(step)
 
     def check_step(self, step):
         try:
-            training = json.loads(self.training.decode())
-        except ValueError:
+            training = json.loads(self.training.decode(), parse_constant=int)  # NaN is no JSON: an error
+        except (ValueError, RecursionError):
             return
-        need(not isinstance(training, dict) or training.get("step", step) == step, "manifest",
-             "/training: another step than COMMIT's")
+        said = training.get("step", step) if isinstance(training, dict) else step
+        need(type(said) is int and said == step, "manifest", "/training: another step than COMMIT's")
 
     def check_tables(self):
         s, f = self.states, self.files
@@ -158,6 +174,10 @@ class Manifest:
         keys = list(zip(s["tensor"], s["kind"]))
         need(all(a < b for a, b in zip(keys, keys[1:])), "manifest", "states: not sorted and unique")
         need(all(t in TYPES for t in s["dtype"]), "manifest", "states: unknown data type")
+        sizes = [numpy.dtype(TYPES[t]).itemsize for t in s["dtype"]]
+        need(sum(prod(self.shapes[t]) * size for t, size in zip(s["tensor"], sizes)) < 1 << 64, "manifest",
+             "states: more bytes than 64 bits count")
+        need(sum(f["bytes"]) < 1 << 64, "manifest", "files: more bytes than 64 bits count")
         for name in f["name"]:
             rank = re.fullmatch(r"rank-([0-9]{5,9})\.h5", name)
             need(rank and name == f"rank-{int(rank[1]):05}.h5", "path", f"{name!r}: not the name of a shard")
@@ -165,6 +185,7 @@ class Manifest:
         need(all(is_hex(d, 32) for d in f["rest_xxh3_128"] + f["table_xxh3_128"]), "manifest", "files: bad digest")
         for at, size, whole in zip(f["table_addr"], f["table_bytes"], f["bytes"]):
             need(size % 24 == 0 and at + size <= whole, "manifest", "files: a chunk table outside its file")
+            need(size // 24 <= MAX_CHUNKS, "manifest", "files: a chunk table of more than 2^26 rows")
 
     def check_boxes(self):
         s, b = self.states, self.boxes
@@ -213,6 +234,7 @@ def read_table(fd, file):
     rest, at = xxhash.xxh3_128(), 0
     for row in numpy.sort(table, order="address"):
         address, stored = int(row["address"]), int(row["stored"])
+        need(stored <= MAX_STORED, "digest", f"{name}: a chunk of more than 2 MiB")
         need(at <= address and address + stored <= file["bytes"], "digest", f"{name}: chunks overlap or lie outside")
         rest.update(os.pread(fd, address - at, at))
         at = address + stored

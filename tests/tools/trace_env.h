@@ -19,9 +19,9 @@ struct TraceOp {
   enum Kind { create, write, truncate, sync, rename, unlink, remove_dir, create_dirs, sync_dir };
   Kind kind;
   std::string path;
-  std::string to = {};       // rename
-  std::uint64_t offset = 0;  // write
-  std::uint64_t bytes = 0;   // write: length; truncate: new size
+  std::string to = {};               // rename
+  std::uint64_t offset = 0;          // write
+  std::uint64_t bytes = 0;           // write: length; truncate: new size
   std::vector<std::byte> data = {};  // write: what was written, so that a crash can be replayed
 };
 
@@ -53,6 +53,10 @@ class TraceEnv : public Env {
   std::unique_ptr<WritableFile> create(const std::string& path) override {
     note({TraceOp::create, path});
     return std::make_unique<File>(*this, base_.create(path), path);
+  }
+  std::unique_ptr<WritableFile> create_new(const std::string& path) override {
+    note({TraceOp::create, path});
+    return std::make_unique<File>(*this, base_.create_new(path), path);
   }
   std::unique_ptr<ReadableFile> open(const std::string& path) override { return base_.open(path); }
   void rename(const std::string& from, const std::string& to) override {

@@ -125,14 +125,22 @@ TEST_F(CommitTest, NumbersAreWholeAndInRange) {
   }
 }
 
-TEST_F(CommitTest, TrainingStateOfAnotherStepIsDamage) {
+TEST_F(CommitTest, TrainingStateOfAnotherStepIsDamageAndNotCommitted) {
   for (const char* training :
        {R"({"step":6})", R"({"step":-5})", R"({"step":5.5})", R"({"step":"5"})", R"({"step":null})"}) {
     SampleSave save;
     CommitJob job = sample_job(checkpoints_, save);
     for (int rank = 0; rank < save.writers; ++rank) write_sample_rank(env_, checkpoints_, save, rank);
     job.description.training = training;
-    commit_attempt(env_, job);
+    EXPECT_THAT(error_of([&] { commit_attempt(env_, job); }).what(), HasSubstr("COMMIT says 5"));
+    EXPECT_FALSE(env_.exists(job.final_dir));
+    commit_attempt(env_, sample_job(checkpoints_, save));
+    Commit commit = read_commit(env_, job.final_dir);
+    Manifest manifest = read_manifest(env_, job.final_dir, commit.manifest);
+    manifest.description.training = training;
+    env_.unlink(job.final_dir + "/manifest.h5");
+    commit.manifest = write_manifest(env_, job.final_dir, manifest);
+    write_commit(env_, job.final_dir, commit, [] { return true; });
     EXPECT_EQ(error_of([&] { Checkpoint::open(env_, job.final_dir); }).code(), ErrorCode::damaged)
         << training;
     EXPECT_EQ(error_of([&] { check_structure(env_, job.final_dir); }).code(), ErrorCode::damaged) << training;
@@ -286,7 +294,7 @@ TEST_F(CommitTest, HoleBetweenWritersIsRefused) {
   empty.step = save.step;
   publish_part(env_, save.attempt_dir(checkpoints_), empty);
   const Error e = error_of([&] { commit_attempt(env_, sample_job(checkpoints_, save)); });
-  EXPECT_EQ(e.code(), ErrorCode::damaged);
+  EXPECT_EQ(e.code(), ErrorCode::usage);
   EXPECT_THAT(e.what(), HasSubstr("in no box"));
   EXPECT_FALSE(env_.exists(checkpoints_ + "/step-0000000005"));
 }
@@ -350,6 +358,33 @@ TEST_F(CommitTest, BeforeCommitSeesTheManifestAndCanStopIt) {
   EXPECT_EQ(error_of([&] { commit_attempt(env_, job); }).code(), ErrorCode::mismatch);
   EXPECT_EQ(states, sample_states().size());
   EXPECT_FALSE(env_.exists(job.attempt_dir + "/COMMIT"));
+}
+
+TEST(TrainingStep, IsThatOfTheTopObjectWhateverElseIsInTheDocument) {
+  Commit commit;
+  commit.step = 5;
+  const auto accepts = [&](std::string training) {
+    Manifest m;
+    m.description.training = std::move(training);
+    try {
+      check_training_step("c", commit, m);
+      return true;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::damaged);
+      return false;
+    }
+  };
+  for (const char* good :
+       {"", "{}", "7", "[]", "no JSON", R"({"step":5})", R"({"step":9,"step":5})",
+        R"({"a":{"step":9},"b":[{"step":9}],"step":5})", R"([{"step":9}])", R"({"step":9,"x":NaN})"})
+    EXPECT_TRUE(accepts(good)) << good;
+  for (const char* bad : {R"({"step":4})", R"({"step":5.0})", R"({"step":"5"})", R"({"step":-5})",
+                          R"({"step":null})", R"({"step":[5]})", R"({"step":{}})", R"({"step":5,"step":6})"})
+    EXPECT_FALSE(accepts(bad)) << bad;
+  // Neither depth nor size is kept in memory.
+  EXPECT_TRUE(accepts(std::string(5'000'000, '[')));
+  EXPECT_FALSE(
+      accepts(R"({"step":6,"x":)" + std::string(1'000'000, '[') + std::string(1'000'000, ']') + "}"));
 }
 
 TEST_F(CommitTest, B114_LatestIsRelativeAndReplacedWhateverItIs) {

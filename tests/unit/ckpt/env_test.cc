@@ -45,6 +45,11 @@ TEST(Env, WritesReadsAndRenames) {
     file->sync();
   }
   EXPECT_EQ(read_file(env, dir / "a"), "abcde");
+  EXPECT_EQ(code_of([&] { env.create_new(dir / "a"); }), ErrorCode::exists);
+  EXPECT_EQ(read_file(env, dir / "a"), "abcde");
+  env.create_new(dir / "new")->write(0, bytes("abc"));
+  EXPECT_EQ(read_file(env, dir / "new"), "abc");
+  env.unlink(dir / "new");
   env.rename(dir / "a", dir / "b");
   EXPECT_EQ(env.list(dir.path()), std::vector<std::string>{"b"});
   EXPECT_GT(env.modified(dir / "b"), 1e9);
@@ -60,6 +65,8 @@ TEST(Env, ErrorsNameThePath) {
   EXPECT_EQ(code_of([&] { env.list(dir / "none"); }), ErrorCode::missing);
   EXPECT_EQ(code_of([&] { env.open(dir.path()); }), ErrorCode::io);  // a directory is not a file
   EXPECT_EQ(code_of([&] { env.create(dir.path()); }), ErrorCode::io);
+  EXPECT_EQ(code_of([&] { env.create_new(dir.path()); }), ErrorCode::io);
+  EXPECT_EQ(code_of([&] { env.create_new(dir / "none/a"); }), ErrorCode::missing);
   try {
     env.open(dir / "none");
   } catch (const Error& error) {
@@ -124,6 +131,22 @@ TEST(Env, RemovalKeepsWhatALinkLeadsTo) {
   EXPECT_TRUE(env.exists(dir / "kept/inner/file"));
 }
 
+TEST(Env, NoFileIsReachedThroughALinkOfItsName) {
+  const TempDir dir;
+  Env& env = posix_env();
+  env.create_dirs(dir / "kept");
+  replace_file(env, dir / "kept/file", "whole");
+  std::filesystem::create_symlink("kept/file", dir / "link");
+  std::filesystem::create_symlink("kept/new", dir / "dangling");
+  std::filesystem::create_directory_symlink("kept", dir / "directory");
+  for (const char* name : {"link", "dangling"}) {
+    EXPECT_EQ(code_of([&] { env.open(dir / name); }), ErrorCode::io) << name;
+    EXPECT_EQ(code_of([&] { env.create(dir / name); }), ErrorCode::io) << name;
+  }
+  EXPECT_EQ(env.list(dir / "kept"), std::vector<std::string>{"file"});
+  EXPECT_EQ(read_file(env, dir / "directory/file"), "whole");  // on the way to a file links are followed
+}
+
 TEST(Env, LockIsHeldOnceAndReleased) {
   const TempDir dir;
   Env& env = posix_env();
@@ -149,6 +172,7 @@ TEST(Env, ReplaceFileSyncsBeforeItRenames) {
     failing.fail_at(n, EIO);
     EXPECT_EQ(code_of([&] { replace_file(failing, dir / "f", "two"); }), ErrorCode::io);
     EXPECT_EQ(read_file(env, dir / "f"), n < 4 ? "one" : "two");
+    EXPECT_EQ(env.list(dir.path()), std::vector<std::string>{"f"}) << "what was not finished is left";
   }
 }
 

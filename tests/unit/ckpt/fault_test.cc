@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 
@@ -37,9 +38,9 @@ class Fault : public testing::Test {
 
 TEST_F(Fault, NamesOfTheContract) {
   for (const char* point :
-       {"step.begin", "step.forward", "step.backward", "step.optimizer", "save.begin", "shard.open",
-        "shard.mid", "shard.close", "shard.fsync", "part.rename", "manifest.write", "commit.write",
-        "commit.rename", "dir.rename", "retire", "load.plan", "load.mid"}) {
+       {"step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin",
+        "shard.open", "shard.mid", "shard.close", "shard.fsync", "part.rename", "manifest.write",
+        "commit.write", "commit.rename", "dir.rename", "retire", "load.plan", "load.mid"}) {
     set_fault(std::string(point) + "=eio");
     EXPECT_TRUE(strikes(point));
   }
@@ -87,6 +88,18 @@ TEST_F(Fault, DelaySleeps) {
   const auto start = std::chrono::steady_clock::now();
   fault_point("save.begin");
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(30));
+}
+
+TEST_F(Fault, ValuesAreSpoiledWhereThereIsOne) {
+  set_fault("step.loss:rank=1:step=5:nth=2=nan");
+  EXPECT_EQ(faulty_value("step.loss", 2.5, 1, 4), 2.5);
+  EXPECT_EQ(faulty_value("step.loss", 2.5, 0, 5), 2.5);
+  EXPECT_EQ(faulty_value("step.loss", 2.5, 1, 5), 2.5);
+  EXPECT_TRUE(std::isnan(faulty_value("step.loss", 2.5, 1, 5)));
+  EXPECT_EQ(faulty_value("step.loss", 2.5, 1, 5), 2.5);
+  set_fault("step.loss=eio");
+  EXPECT_THROW(faulty_value("step.loss", 2.5, 0, 1), Error);
+  EXPECT_THROW(set_fault("step.begin=nan"), Error);
 }
 
 TEST_F(Fault, GenerationChoosesTheCall) {

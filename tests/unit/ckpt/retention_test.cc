@@ -48,6 +48,15 @@ TEST_F(RetentionTest, B108_OrderIsByStep) {
   EXPECT_THAT(names(), ElementsAre("step-0000100000"));
 }
 
+TEST_F(RetentionTest, WhatALinkLeadsToStays) {
+  for (std::uint64_t step : {1, 2, 3}) save(step);
+  fs::rename(checkpoints_ + "/step-0000000001", dir_ / "elsewhere");
+  fs::create_directory_symlink(dir_ / "elsewhere", checkpoints_ + "/step-0000000001");
+  EXPECT_EQ(retire(env_, job(1)).size(), 2u);
+  EXPECT_THAT(names(), ElementsAre("step-0000000003"));
+  EXPECT_THAT(env_.list(dir_ / "elsewhere"), ElementsAre("COMMIT", "manifest.h5", "rank-00000.h5"));
+}
+
 TEST_F(RetentionTest, B110_KeepBelowOneIsRefused) {
   save(1);
   for (int keep : {0, -1}) EXPECT_EQ(error_of([&] { retire(env_, job(keep)); }).code(), ErrorCode::usage);
@@ -78,6 +87,39 @@ TEST_F(RetentionTest, SupersededOnesAreForPruneOnly) {
   prune.superseded = true;
   EXPECT_THAT(retire(env_, prune), ElementsAre(checkpoints_ + "/step-0000000002.superseded-1"));
   EXPECT_THAT(names(), ElementsAre("step-0000000001"));
+}
+
+TEST_F(RetentionTest, WhatIsNotWholeDoesNotCountAndOnlyWhatIsKeptIsRead) {
+  for (std::uint64_t step : {1, 2, 3, 4}) save(step);
+  std::vector<std::string> asked;
+  RetentionJob deep = job(1);
+  deep.is_whole = [&](const std::string& path) {
+    asked.push_back(path);
+    return !path.ends_with("4");
+  };
+  EXPECT_EQ(retire(env_, deep).size(), 2u);
+  EXPECT_THAT(names(), ElementsAre("step-0000000003", "step-0000000004"));
+  EXPECT_THAT(asked, ElementsAre(checkpoints_ + "/step-0000000004", checkpoints_ + "/step-0000000003"));
+}
+
+TEST_F(RetentionTest, ADryRunNamesTheSameAndRemovesNothing) {
+  for (std::uint64_t step : {1, 2, 3}) save(step);
+  RetentionJob dry = job(1);
+  dry.dry_run = true;
+  const std::vector<std::string> named = retire(env_, dry);
+  EXPECT_THAT(names(), ElementsAre("step-0000000001", "step-0000000002", "step-0000000003"));
+  EXPECT_EQ(retire(env_, job(1)), named);
+  EXPECT_THAT(names(), ElementsAre("step-0000000003"));
+}
+
+TEST_F(RetentionTest, WhereNoneIsValidNothingGoes) {
+  for (std::uint64_t step : {1, 2}) save(step);
+  fs::rename(checkpoints_ + "/step-0000000002", checkpoints_ + "/step-0000000002.superseded-1");
+  env_.unlink(checkpoints_ + "/step-0000000001/rank-00000.h5");
+  RetentionJob prune = job(1);
+  prune.superseded = true;
+  EXPECT_TRUE(retire(env_, prune).empty());
+  EXPECT_THAT(names(), ElementsAre("step-0000000001", "step-0000000002.superseded-1"));
 }
 
 TEST_F(RetentionTest, StaleGenerationRemovesNothing) {

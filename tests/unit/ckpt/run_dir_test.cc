@@ -66,10 +66,12 @@ TEST_F(RunDirTest, ALostGenerationComesAfterAllThatIsLeft) {
   save_sample(env_, checkpoints_, save);
   const std::string path = run_ + "/GENERATION";
   const std::string whole = read_file(env_, path);
+  std::string changed = whole;
+  changed[20] = changed[20] == '0' ? '1' : '0';  // a digit of the run's random name
   const std::vector<std::string> damaged = {
       "",
       whole.substr(0, whole.size() / 2),
-      whole.substr(0, 20) + "0" + whole.substr(21),
+      changed,
       sign_record("[]"),
       sign_record(R"({"run":5,"generation":9})"),
       sign_record(R"({"run":"r","generation":-1})"),
@@ -100,6 +102,8 @@ TEST_F(RunDirTest, ALostGenerationIsFoundInNamesAndRecordsToo) {
   EXPECT_EQ(number({}), 0u);  // no trace: a new run
   EXPECT_EQ(number(6), 7u);
   env_.create_dirs(checkpoints_ + "/step-0000000005.superseded-8");
+  EXPECT_EQ(number(6), 9u);
+  env_.create_dirs(checkpoints_ + "/step-0000000006.superseded-18446744073709551615");  // no generation
   EXPECT_EQ(number(6), 9u);
   env_.create_dirs(checkpoints_ + "/step-0000000005.tmp-11-2");
   EXPECT_EQ(number(6), 12u);
@@ -144,6 +148,15 @@ TEST_F(RunDirTest, B103_LeftoversAreTrashedAndForeignNamesStay) {
   EXPECT_TRUE(next.promoted.empty());
   EXPECT_EQ(next.removed.size(), 2u);
   EXPECT_THAT(env_.list(checkpoints_), ElementsAre("notes.tmp-1", "step-0000000003.backup"));
+}
+
+TEST_F(RunDirTest, TemporaryFilesOfAKilledStartAreGone) {
+  begin();
+  for (const std::string& name : {run_ + "/GENERATION.new", checkpoints_ + "/LATEST.new"})
+    env_.create(name)->write(0, std::as_bytes(std::span("torn")));
+  begin();
+  for (const std::string& directory : {run_, checkpoints_})
+    for (const std::string& entry : env_.list(directory)) EXPECT_FALSE(entry.ends_with(".new")) << entry;
 }
 
 TEST_F(RunDirTest, FinishedAttemptOfTheLastGenerationIsPromoted) {

@@ -99,19 +99,27 @@ TEST_F(SaverTest, B86_AsyncAndSyncCommitAndPointToTheLast) {
 }
 
 TEST_F(SaverTest, B81_ValuesAreThoseAtTheCall) {
-  Saver saver(env_, options(0, 1));
-  SaveRequest r = request(10, 1, 0, 1);
-  std::vector<std::shared_ptr<const Source>> sources;
-  for (const SaveItem& item : r.items) sources.push_back(item.source);
-  saver.start(std::move(r));
-  for (const auto& source : sources) {  // training goes on
-    saver.before_write("embed", "param", Box::whole({97, 8}));
-    auto& values =
-        std::const_pointer_cast<OwnedSource>(std::static_pointer_cast<const OwnedSource>(source))->values();
-    std::fill(values.begin(), values.end(), std::byte{0xAB});
+  for (const bool lazy : {false, true}) {
+    SaverOptions o = options(0, 1);
+    o.lazy = lazy;
+    Saver saver(env_, o);
+    for (std::uint64_t step = 10; step < 30; ++step) {
+      SaveRequest r = request(step, step + (lazy ? 100 : 0), 0, 1);
+      const std::vector<SaveItem> items = r.items;
+      saver.start(std::move(r));
+      for (const SaveItem& item : items) {  // training goes on
+        saver.before_write(item.tensor, item.kind, Box::whole(item.global_shape));
+        auto& values =
+            std::const_pointer_cast<OwnedSource>(std::static_pointer_cast<const OwnedSource>(item.source))
+                ->values();
+        std::fill(values.begin(), values.end(), std::byte{0xAB});
+      }
+      saver.wait(30);
+      const std::vector<SaveOutcome> outcomes = saver.take_outcomes();
+      ASSERT_EQ(outcomes.back().result, SaveResult::committed) << outcomes.back().reason;
+      expect_sample(Checkpoint::open(env_, checkpoints_ + "/" + step_dir_name(step)), step);
+    }
   }
-  saver.wait(30);
-  expect_sample(Checkpoint::open(env_, checkpoints_ + "/step-0000000010"), 10);
 }
 
 TEST_F(SaverTest, B110_KeepOneLeavesExactlyOne) {

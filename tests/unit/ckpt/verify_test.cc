@@ -37,6 +37,7 @@ class VerifyTest : public ::testing::Test {
     Commit commit = read_commit(env_, path_);
     Manifest m = parse_manifest(read_manifest_bytes(env_, path_, commit.manifest), "m");
     change(m);
+    env_.unlink(path_ + "/manifest.h5");
     commit.manifest = write_manifest(env_, path_, m);
     write_commit(env_, path_, commit, [] { return true; });
   }

@@ -1,5 +1,6 @@
 #include "kernels/ops.h"
 #include "tests/unit/kernels/float64_gradient.h"
+#include "tests/unit/kernels/sixteen_bits.h"
 
 namespace shardwright::kernels {
 namespace {
@@ -25,7 +26,7 @@ double factor(const Shape& n, const AttentionDropout* d, std::int64_t b, std::in
 
 // Fused rows (B, T, width) -> out (B, T, H, D), and, if asked for, log-sum-exps (B, H, T).
 Doubles reference(const Shape& n, const Doubles& fused, const AttentionDropout* dropout,
-                  Doubles* lse = nullptr) {
+                  Doubles* lse = nullptr, const float* slopes = nullptr) {
   Doubles out(static_cast<std::size_t>(n.batch * n.positions * n.out_width()));
   for (std::int64_t b = 0; b < n.batch; ++b) {
     for (std::int64_t h = 0; h < n.heads; ++h) {
@@ -39,7 +40,9 @@ Doubles reference(const Shape& n, const Doubles& fused, const AttentionDropout* 
         for (std::int64_t u = 0; u <= t; ++u) {
           double score = 0;
           for (std::int64_t d = 0; d < n.head_size; ++d) score += q[d] * k[u * n.width() + d];
-          p.push_back(score * static_cast<double>(n.scale()));
+          const double distance = static_cast<double>(t - u);
+          const double bias = slopes == nullptr ? 0 : -static_cast<double>(slopes[h]) * distance;
+          p.push_back(score * static_cast<double>(n.scale()) + bias);
         }
         const double largest = *std::max_element(p.begin(), p.end());
         double sum = 0;
@@ -60,32 +63,41 @@ struct Result {
   Floats out, lse, gradient;
 };
 
-Result run(const Shape& n, const Floats& fused, const Floats& dout,
-           const AttentionDropout* dropout = nullptr) {
+Result run(const Shape& n, const Floats& fused, const Floats& dout, const AttentionDropout* dropout = nullptr,
+           const float* slopes = nullptr) {
   Stream s(DeviceKind::cpu);
   Result r{Floats(dout.size(), 99.0f),
            Floats(static_cast<std::size_t>(n.batch * n.heads * n.positions), 99.0f),
            Floats(fused.size(), 99.0f)};
   const std::int64_t k = n.heads * n.head_size, v = k + n.kv_heads * n.head_size;
   attention_forward(s, fused.data(), fused.data() + k, fused.data() + v, n.width(), r.out.data(),
-                    r.lse.data(), n.batch, n.positions, n.heads, n.kv_heads, n.head_size, n.scale(), dropout);
+                    r.lse.data(), n.batch, n.positions, n.heads, n.kv_heads, n.head_size, n.scale(), dropout,
+                    slopes);
   float* const g = r.gradient.data();
   attention_backward(s, dout.data(), fused.data(), fused.data() + k, fused.data() + v, n.width(),
                      r.out.data(), r.lse.data(), g, g + k, g + v, n.width(), n.batch, n.positions, n.heads,
-                     n.kv_heads, n.head_size, n.scale(), dropout);
+                     n.kv_heads, n.head_size, n.scale(), dropout, slopes);
   return r;
 }
 
 class Attention : public testing::TestWithParam<Shape> {};
 
-void expect_float64(const Shape& n, const AttentionDropout* dropout) {
+// Slopes of the last heads of more, as a tensor-parallel rank has them.
+Floats some_slopes(const Shape& n) {
+  Floats slopes(static_cast<std::size_t>(n.heads));
+  Stream s(DeviceKind::cpu);
+  alibi_slopes(s, slopes.data(), 2, n.heads, n.heads + 2);
+  return slopes;
+}
+
+void expect_float64(const Shape& n, const AttentionDropout* dropout, const float* slopes = nullptr) {
   const Floats fused = random_floats(n.batch * n.positions * n.width(), 1, 2.0f);
   const Floats dout = random_floats(n.batch * n.positions * n.out_width(), 2);
-  const Result got = run(n, fused, dout, dropout);
+  const Result got = run(n, fused, dout, dropout, slopes);
   Doubles lse;
-  expect_close(got.out, reference(n, widen(fused), dropout, &lse), 3e-6, "out");
+  expect_close(got.out, reference(n, widen(fused), dropout, &lse, slopes), 3e-6, "out");
   expect_close(got.lse, lse, 3e-6, "lse");
-  const auto f = [&](const Doubles& x) { return reference(n, x, dropout); };
+  const auto f = [&](const Doubles& x) { return reference(n, x, dropout, nullptr, slopes); };
   expect_close(got.gradient, numeric_gradient(f, widen(fused), dout), 1e-5, "gradient");
 }
 
@@ -99,12 +111,54 @@ TEST_P(Attention, WithDropoutAgainstFloat64) {
   expect_float64(GetParam(), &dropout);
 }
 
+TEST_P(Attention, WithSlopesAgainstFloat64) {
+  const Floats slopes = some_slopes(GetParam());
+  expect_float64(GetParam(), nullptr, slopes.data());
+  const AttentionDropout dropout{.dropout = {.p = 0.3f, .seed = 11, .purpose = 12},
+                                 .first_sequence = 1000003,
+                                 .all_heads = GetParam().heads + 2,
+                                 .first_head = 2};
+  expect_float64(GetParam(), &dropout, slopes.data());
+}
+
 // The last ones: each query head its own key head, three on one, and all on one, as tensor-parallel ranks
 // hold them.
 INSTANTIATE_TEST_SUITE_P(Shapes, Attention,
                          testing::Values(Shape{1, 1, 1, 1, 4}, Shape{2, 7, 3, 3, 4}, Shape{1, 5, 4, 2, 5},
                                          Shape{2, 3, 6, 1, 1}, Shape{1, 67, 1, 1, 2}, Shape{2, 3, 5, 5, 3},
                                          Shape{1, 5, 12, 4, 2}, Shape{2, 3, 3, 1, 6}, Shape{1, 5, 7, 1, 3}));
+
+// Probabilities and their gradients stay fp32 inside; what is read and written has 16 bits.
+TEST_P(Attention, SixteenBitsAgainstFloat64) {
+  const Shape& n = GetParam();
+  const Floats slopes = some_slopes(n);
+  const AttentionDropout dropout{.dropout = {.p = 0.3f, .seed = 11, .purpose = 12},
+                                 .first_sequence = 1000003,
+                                 .all_heads = n.heads + 5,
+                                 .first_head = 3};
+  for (const ElementType type : {ElementType::bf16, ElementType::f16}) {
+    const SixteenBits fused(type, random_floats(n.batch * n.positions * n.width(), 1, 2.0f));
+    const SixteenBits dout(type, random_floats(n.batch * n.positions * n.out_width(), 2));
+    SixteenBits out = dout, gradient = fused;
+    Floats lse(static_cast<std::size_t>(n.batch * n.heads * n.positions));
+    const std::int64_t k = n.heads * n.head_size, v = k + n.kv_heads * n.head_size;
+    Stream s(DeviceKind::cpu);
+    const ConstElements in = fused;
+    attention_forward(s, in, in + k, in + v, n.width(), out, lse.data(), n.batch, n.positions, n.heads,
+                      n.kv_heads, n.head_size, n.scale(), &dropout, slopes.data());
+    attention_backward(s, dout, in, in + k, in + v, n.width(), out, lse.data(), gradient, gradient + k,
+                       gradient + v, n.width(), n.batch, n.positions, n.heads, n.kv_heads, n.head_size,
+                       n.scale(), &dropout, slopes.data());
+    const auto f = [&](const Doubles& x) { return reference(n, x, &dropout, nullptr, slopes.data()); };
+    Doubles want_lse;
+    expect_close(out.floats(), reference(n, widen(fused.floats()), &dropout, &want_lse, slopes.data()),
+                 1.1 * rounding(type), "out");
+    expect_close(lse, want_lse, 3e-6, "lse");
+    // Backward reads the rounded `out`, for which the factor allows.
+    expect_close(gradient.floats(), numeric_gradient(f, widen(fused.floats()), dout.floats()),
+                 6 * rounding(type), "gradient");
+  }
+}
 
 // Ranks with some of the heads, and micro-batches with some of the sequences, drop what one rank with all
 // drops.
@@ -149,6 +203,15 @@ TEST(Attention, DropoutOfShareZeroChangesNoBit) {
   const Floats fused = random_floats(n.batch * n.positions * n.width(), 1);
   const Floats dout = random_floats(n.batch * n.positions * n.out_width(), 2);
   const Result with = run(n, fused, dout, &none), without = run(n, fused, dout);
+  EXPECT_EQ(with.out, without.out);
+  EXPECT_EQ(with.gradient, without.gradient);
+}
+
+TEST(Attention, SlopesOfZeroChangeNoBit) {
+  const Shape n{2, 71, 3, 1, 4};
+  const Floats fused = random_floats(n.batch * n.positions * n.width(), 1), flat(3);
+  const Floats dout = random_floats(n.batch * n.positions * n.out_width(), 2);
+  const Result with = run(n, fused, dout, nullptr, flat.data()), without = run(n, fused, dout);
   EXPECT_EQ(with.out, without.out);
   EXPECT_EQ(with.gradient, without.gradient);
 }

@@ -38,5 +38,22 @@ TEST(Threads, AreKeptAndChecked) {
   set_threads(before);
 }
 
+TEST(Memory, IsCountedByWhatItIsFor) {
+  const auto peak = [](MemoryUse use) { return memory_peaks()[static_cast<std::size_t>(use)]; };
+  reset_memory_peaks();
+  const std::size_t before = peak(MemoryUse::grad);
+  {
+    Memory kept(DeviceKind::cpu, 1000, MemoryUse::grad);
+    Memory moved(std::move(kept));
+    { const Memory passing(DeviceKind::cpu, 77, MemoryUse::grad); }
+    moved = Memory(DeviceKind::cpu, 10, MemoryUse::param);  // frees what it had
+    EXPECT_EQ(peak(MemoryUse::grad), before + 1077);
+    reset_memory_peaks();
+    EXPECT_EQ(peak(MemoryUse::grad), before);
+  }
+  const Memory empty(DeviceKind::cpu, 0, MemoryUse::grad);
+  EXPECT_EQ(peak(MemoryUse::grad), before);
+}
+
 }  // namespace
 }  // namespace shardwright::kernels

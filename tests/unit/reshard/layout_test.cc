@@ -1,5 +1,6 @@
 #include "reshard/layout.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,6 +53,12 @@ TEST(Layout, RefusesWhatIsNoLayout) {
   EXPECT_THAT(refusal("z4"), HasSubstr("ZeRO stages are 0 to 3"));
   EXPECT_THAT(refusal("d99999999999999"), HasSubstr("above 100000"));
   EXPECT_THAT(refusal("t2 d2"), HasSubstr("' ' is not a letter"));
+}
+
+TEST(Layout, LeastRanksWhateverAConfigurationSays) {
+  EXPECT_EQ((Layout{.tp = 2, .pp = 3, .dp = 0}.least_ranks()), 6);
+  EXPECT_EQ((Layout{.tp = 2, .pp = 3, .dp = 4}.least_ranks()), 24);
+  EXPECT_EQ((Layout{.tp = 2'000'000'000, .pp = 2'000'000'000, .dp = 0}.least_ranks()), kMaxRanks);
 }
 
 TEST(Layout, RanksCountTpFastestThenDpThenPp) {
@@ -151,6 +158,13 @@ TEST(Layout, JsonGoesThereAndBack) {
   EXPECT_THROW(parse_layout_json(R"({"tp":90000,"pp":90000,"dp":90000,"zero":0,"vpp":1,"stages":[4]})"),
                Error);
   EXPECT_THROW(parse_layout_json("{}"), Error);
+  // Not what a conversion would make of them: 2, 2 and 1.
+  for (const char* tp : {"2.7", "4294967298", "true", "\"2\"", "1e60"})
+    EXPECT_THROW(
+        parse_layout_json(fmt::format(R"({{"tp":{},"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]}})", tp)),
+        Error)
+        << tp;
+  EXPECT_THROW(parse_layout_json(R"({"tp":1,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4294967300]})"), Error);
   EXPECT_THROW(parse_layout_json(R"({"tp":0,"pp":1,"dp":1,"zero":0,"vpp":1,"stages":[4]})"), Error);
 }
 

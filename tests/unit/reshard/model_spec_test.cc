@@ -86,7 +86,7 @@ TEST(ModelSpec, TiedEmbeddingIsOneTensorWithTwoPlaces) {
 TEST(ModelSpec, RefusalsNameTheKeyAndWhatWouldDo) {
   ModelConfig config = g1();
   config.arch = "bert";
-  EXPECT_EQ(refusal(config), "model.arch: 'bert' is not known; known: gpt2, llama");
+  EXPECT_EQ(refusal(config), "model.arch: 'bert' is not known; known: gpt2, llama, bloom");
   config = g1();
   config.heads = 5;
   EXPECT_EQ(refusal(config), "model.heads: 5 heads do not divide hidden 64; a divisor of hidden");
@@ -198,6 +198,15 @@ TEST(ModelSpec, JsonGoesThereAndBack) {
   EXPECT_EQ(parse_model_json(to_json(config)), config);
   EXPECT_EQ(parse_model_json(to_json(l1())), l1());
   EXPECT_THROW(parse_model_json("{\"arch\":\"gpt2\"}"), Error);
+  for (const char* hidden : {"64.5", "1e60", "18446744073709551615", "\"64\""}) {
+    std::string text = to_json(l1());
+    const std::string right = R"("hidden":)" + std::to_string(l1().hidden);
+    ASSERT_NE(text.find(right), std::string::npos);
+    EXPECT_THROW(
+        parse_model_json(text.replace(text.find(right), right.size(), std::string(R"("hidden":)") + hidden)),
+        Error)
+        << hidden;
+  }
   EXPECT_THROW(parse_model_json("not json"), Error);
 }
 

@@ -53,6 +53,69 @@ TEST_F(ConfigSources, FileAndLineOrSetOrDefault) {
   EXPECT_EQ(config.model.ffn, 256);
 }
 
+TEST_F(ConfigSources, TheFileMayBeALink) {
+  write("run.toml", kText);
+  std::filesystem::create_symlink("run.toml", dir_ / "link.toml");
+  EXPECT_EQ(load_config(dir_ / "link.toml", {}).model.hidden, 64);
+}
+
+const char* kPreset = R"([model]
+preset = "gpt2-124m"
+heads = 6
+[data]
+train = "tokens.bin"
+[train]
+steps = 10
+global_batch = 12
+)";
+
+TEST_F(ConfigSources, PresetGivesWhatIsNotSaid) {
+  const std::string file = write("run.toml", kPreset);
+  ValueSources sources;
+  const Config config = load_config(file, {{"model.seq_len", "64"}}, &sources);
+  EXPECT_EQ(config.model.layers, 12);
+  EXPECT_EQ(config.model.hidden, 768);
+  EXPECT_EQ(config.model.ffn, 3072);
+  EXPECT_EQ(config.model.vocab, 50257);
+  EXPECT_EQ(config.model.heads, 6) << "the file's word counts more";
+  EXPECT_EQ(config.model.seq_len, 64);
+  EXPECT_EQ(sources["model.preset"], file + ":2");
+  EXPECT_EQ(sources["model.heads"], file + ":3");
+  EXPECT_EQ(sources["model.seq_len"], "--set");
+  EXPECT_EQ(sources["model.layers"], "preset");
+  EXPECT_EQ(sources["model.arch"], "preset");
+  EXPECT_EQ(sources["model.dropout"], "default");
+  EXPECT_EQ(sources["optim.lr"], "default");
+  // What is printed is complete, and the preset in it changes nothing.
+  const Config again = load_config(write("again.toml", to_toml(config, sources)), {});
+  EXPECT_EQ(again.model, config.model);
+  EXPECT_EQ(again.preset, "gpt2-124m");
+}
+
+TEST_F(ConfigSources, PresetsOfEachFamilyTrain) {
+  const std::string file = write("run.toml", kPreset);
+  for (const auto& [preset, arch] :
+       {std::pair{"gpt2-xl", "gpt2"}, {"bloom-560m", "bloom"}, {"llama-7b", "llama"}})
+    EXPECT_EQ(load_config(file, {{"model.preset", preset}, {"model.heads", "16"}, {"model.kv_heads", "16"}})
+                  .model.arch,
+              arch);
+}
+
+TEST_F(ConfigSources, UnknownPresetNamesTheNearest) {
+  const std::string file = write("run.toml", kPreset);
+  try {
+    load_config(file, {{"model.preset", "gpt2-125m"}});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::usage);
+    const std::string text = error.what();
+    EXPECT_TRUE(text.starts_with(
+        "--set: model.preset: \"gpt2-125m\" is no known value; give one of gpt2-124m, gpt2-355m, "))
+        << text;
+    EXPECT_TRUE(text.ends_with(" (nearest: gpt2-124m)")) << text;
+  }
+}
+
 TEST_F(ConfigSources, WhatIsPrintedIsTheSameConfiguration) {
   const std::string file = write("a\nb\x7f.toml", kText);  // a comment ends with its line
   ValueSources sources;

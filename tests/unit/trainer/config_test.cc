@@ -5,9 +5,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "ckpt/error.h"
+#include "trainer/config_text.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -124,11 +126,9 @@ TEST_F(ConfigTest, MissingFileAndBadToml) {
 }
 
 TEST_F(ConfigTest, WhatIsNotBuiltYetSaysSo) {
-  const std::vector<Override> values = {
-      {"train.dtype", "bf16"},        {"train.dtype", "fp16"},       {"train.device", "cuda"},
-      {"parallel.comm", "nccl"},      {"parallel.zero", "2"},        {"parallel.zero", "3"},
-      {"parallel.recompute", "full"}, {"parallel.offload", "cpu"},   {"data.format", "megatron"},
-      {"data.format", "llmc"},        {"model.preset", "gpt2-124m"}, {"checkpoint.codec", "deflate"}};
+  const std::vector<Override> values = {{"train.device", "cuda"},    {"parallel.comm", "nccl"},
+                                        {"parallel.offload", "cpu"}, {"data.format", "megatron"},
+                                        {"data.format", "llmc"},     {"checkpoint.codec", "deflate"}};
   for (const Override& value : values) {
     const auto lines = refusal("", {value});
     ASSERT_EQ(lines.size(), 1u) << value.first;
@@ -207,6 +207,31 @@ TEST_F(ConfigTest, PipelinesAndLlamaAreRead) {
   EXPECT_EQ(again.parallel.layout, config.parallel.layout);
 }
 
+// Such a text would be in the run's config.toml, which nobody could read again.
+TEST_F(ConfigTest, TextsThatTomlCannotHoldAreRefused) {
+  for (const char* key : {"run.dir", "checkpoint.dir", "data.train", "data.valid"}) {
+    EXPECT_EQ(load("", {{key, "caf\xc3\xa9"}}).file.empty(), false) << key;
+    try {
+      load("", {{key, "caf\xe9"}});
+      ADD_FAILURE() << key;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::usage);
+      EXPECT_NE(std::string(error.what()).find(std::string(key) + ": is not UTF-8; give "), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(Utf8, IsWhatTheStandardSays) {
+  for (const char* text : {"", "a", "\xc2\x80", "\xdf\xbf", "\xe0\xa0\x80", "\xed\x9f\xbf", "\xee\x80\x80",
+                           "\xef\xbf\xbf", "\xf0\x90\x80\x80", "\xf4\x8f\xbf\xbf", "a\xc3\xa9z"})
+    EXPECT_TRUE(is_utf8(text)) << text;
+  for (const char* text :
+       {"\x80", "\xbf", "\xc0\x80", "\xc1\xbf", "\xc2", "\xc2z", "\xe0\x9f\xbf", "\xe2\x82", "\xed\xa0\x80",
+        "\xf0\x8f\xbf\xbf", "\xf0\x9f\x98", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff", "a\xfez"})
+    EXPECT_FALSE(is_utf8(text)) << text;
+}
+
 TEST_F(ConfigTest, OverridesOfALayoutMakeTheSame) {
   reshard::Layout layout = reshard::parse_layout("t2p2d3z1v2");
   layout.stages = {1, 1, 1, 1};
@@ -225,6 +250,17 @@ TEST_F(ConfigTest, ImpossibleLayoutIsRefusedWithWhatIsPossible) {
   EXPECT_NE(lines[0].find("4"), std::string::npos) << lines[0];
 }
 
+TEST(ConfigKeys, WhatAKeyMayBeIsSaid) {
+  std::map<std::string, std::string> allowed;
+  for (const KeyInfo& key : config_keys()) allowed[key.key] = key.allowed;
+  EXPECT_EQ(allowed["model.arch"], "gpt2, llama, bloom");
+  EXPECT_EQ(allowed["model.heads"], "from 1");
+  EXPECT_EQ(allowed["optim.beta1"], "from 0, below 1");
+  EXPECT_EQ(allowed["optim.eps"], "above 0");
+  EXPECT_TRUE(allowed["parallel.zero"].starts_with("from 0, to ")) << allowed["parallel.zero"];
+  EXPECT_EQ(allowed["run.dir"], "");
+}
+
 TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
   std::string text;
   for (const KeyInfo& key : config_keys()) {
@@ -236,7 +272,8 @@ TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
       "run.dir model.arch model.layers model.hidden model.heads model.kv_heads model.ffn model.vocab "
       "model.seq_len "
       "model.tie_embeddings model.dropout model.preset data.train data.valid data.format train.steps "
-      "train.global_batch train.micro_batch train.seed train.dtype train.eval_every train.device "
+      "train.global_batch train.micro_batch train.seed train.dtype train.loss_scale "
+      "train.loss_scale_window train.eval_every train.device "
       "train.log_samples "
       "train.reproducible optim.lr optim.min_lr optim.warmup_steps optim.schedule optim.beta1 optim.beta2 "
       "optim.eps "
@@ -245,7 +282,8 @@ TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
       "parallel.rank_order parallel.schedule parallel.sequence_parallel parallel.recompute parallel.offload "
       "parallel.comm "
       "checkpoint.dir checkpoint.every checkpoint.keep checkpoint.async checkpoint.codec checkpoint.on_busy "
-      "checkpoint.verify_writes checkpoint.commit_deadline_s elastic.enabled elastic.on_failure "
+      "checkpoint.verify_writes checkpoint.commit_deadline_s health.on_nonfinite "
+      "health.max_skips health.loss_spike health.norm_spike elastic.enabled elastic.on_failure "
       "elastic.min_ranks "
       "elastic.max_restarts elastic.heartbeat_s elastic.phase_deadline_s ");
 }

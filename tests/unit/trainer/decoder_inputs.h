@@ -52,7 +52,8 @@ inline float test_value(const reshard::ModelSpec& model, std::size_t tensor, std
   const reshard::TensorSpec& spec = model.tensors[tensor];
   const double u = test_uniform(tensor, i);
   using reshard::Role;
-  if (spec.role == Role::input_norm || spec.role == Role::post_norm || spec.role == Role::final_norm)
+  if (spec.role == Role::embed_norm || spec.role == Role::input_norm || spec.role == Role::post_norm ||
+      spec.role == Role::final_norm)
     return static_cast<float>(1 + 0.4 * u);
   if (spec.shape.size() == 1) return static_cast<float>(0.3 * u);
   return static_cast<float>(u * std::sqrt(3.0 / static_cast<double>(spec.shape[1])));
@@ -71,8 +72,8 @@ void for_each_element(const reshard::TensorSpec& spec, const ckpt::Box& box, con
 
 inline void fill_parameters(Parameters& parameters) {
   for (Parameter& p : parameters.all()) {
-    for_each_element(*p.spec, p.placed.holds, [&](std::uint64_t global, std::uint64_t local) {
-      p.value[local] = test_value(parameters.model(), p.placed.tensor, global);
+    for_each_element(*p.spec, p.optimizer_box, [&](std::uint64_t global, std::uint64_t local) {
+      p.master[local] = test_value(parameters.model(), p.placed.tensor, global);
     });
   }
 }

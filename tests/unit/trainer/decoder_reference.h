@@ -1,7 +1,8 @@
-// A decoder in float64 with plain loops over whole tensors, in both families: GPT-2 (learned positions,
-// LayerNorm, GELU, biases) and Llama (rotary positions, RMSNorm, grouped-query attention, SwiGLU). No
-// parallelism, no fusing, nothing shared with what it checks but the table of tensors. Itself proven by
-// finite differences (decoder_reference_test.cc).
+// A decoder in float64 with plain loops over whole tensors, in all families: GPT-2 (learned positions,
+// LayerNorm, GELU, biases), BLOOM (the same, but ALiBi for positions and a norm after the embedding) and
+// Llama (rotary positions, RMSNorm, grouped-query attention, SwiGLU). No parallelism, no fusing, nothing
+// shared with what it checks but the table of tensors. Itself proven by finite differences
+// (decoder_reference_test.cc).
 #pragma once
 
 #include <algorithm>
@@ -62,6 +63,8 @@ class DecoderReference {
         if (table) x[size(r * c_ + c)] += parameters[*table][size(r % positions * c_ + c)];
       }
     }
+    const Tensor embedded = x;
+    if (bloom()) x = norm(Role::embed_norm, Role::embed_norm_bias, -1, embedded);
     drop(DropoutSite::embedding, 0, x);
     std::vector<Kept> kept;
     for (std::int64_t layer = 0; layer < model_.config.layers; ++layer)
@@ -75,6 +78,7 @@ class DecoderReference {
     for (std::int64_t layer = model_.config.layers; layer-- > 0;)
       layer_backward(layer, kept[size(layer)], dx);
     drop(DropoutSite::embedding, 0, dx);
+    if (bloom()) dx = norm_backward(Role::embed_norm, Role::embed_norm_bias, -1, embedded, dx);
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < c_; ++c) {
         gradients[embedding][size(tokens[size(r)] * c_ + c)] += dx[size(r * c_ + c)];
@@ -106,6 +110,7 @@ class DecoderReference {
     return *found;
   }
   bool llama() const { return model_.config.arch == "llama"; }
+  bool bloom() const { return model_.config.arch == "bloom"; }
 
   /// Cross entropy of each row's next token: the sum of losses; dnormed and the head's gradient +=.
   double head(const Tensor& normed, std::span<const std::int32_t> targets, double scale, Tensor& dnormed) {
@@ -326,7 +331,9 @@ class DecoderReference {
       for (std::int64_t u = 0; u <= t; ++u) {
         double score = 0;
         for (std::int64_t i = 0; i < d_; ++i) score += k.q[query(b, t, h, i)] * k.k[key(b, u, h, i)];
-        sum += p[u] = std::exp(score / std::sqrt(static_cast<double>(d_)));
+        score /= std::sqrt(static_cast<double>(d_));
+        if (bloom()) score -= alibi_slope(heads_, h) * static_cast<double>(t - u);
+        sum += p[u] = std::exp(score);
       }
       for (std::int64_t u = 0; u <= t; ++u) {
         p[u] /= sum;
@@ -358,6 +365,15 @@ class DecoderReference {
         }
       }
     });
+  }
+
+  /// Of head h of n, as get_slopes of the authors' code (Press et al. 2022) has it.
+  static double alibi_slope(std::int64_t n, std::int64_t h) {
+    std::int64_t power = 1;
+    while (2 * power <= n) power *= 2;
+    if (h >= power) return alibi_slope(2 * power, 2 * (h - power));
+    const double ratio = std::pow(2.0, -std::pow(2.0, 3 - std::log2(static_cast<double>(power))));
+    return ratio * std::pow(ratio, static_cast<double>(h));
   }
 
   /// What dropout multiplies a probability by.

@@ -63,6 +63,8 @@ TEST_P(ReferenceSlope, GradientIsTheSlopeOfTheLoss) {
 INSTANTIATE_TEST_SUITE_P(Decoders, ReferenceSlope,
                          testing::Values(ReferenceCase{"gpt2", {2, 12, 3, 3, 21, 33, 7}, true, 0},
                                          ReferenceCase{"gpt2", {2, 12, 3, 3, 21, 17, 7}, false, 0.3},
+                                         ReferenceCase{"bloom", {2, 18, 6, 6, 21, 33, 7}, true, 0},
+                                         ReferenceCase{"bloom", {2, 15, 5, 5, 21, 17, 7}, false, 0.3},
                                          ReferenceCase{"llama", {2, 12, 3, 3, 21, 33, 7}, false, 0},
                                          ReferenceCase{"llama", {2, 24, 6, 2, 17, 19, 6}, true, 0},
                                          ReferenceCase{"llama", {2, 16, 4, 1, 11, 19, 5}, false, 0.3}));
@@ -75,9 +77,21 @@ TEST(DecoderReference, LlamaIsTheOneThatCheckpointsAreMadeFor) {
   EXPECT_NEAR(DecoderReference(spec).run(batch.tokens, batch.targets, 2, 6, 1), 33.54838593478911, 1e-10);
 }
 
+// The same for modeling_bloom, whose build_alibi_tensor gives slope * key: equal, since softmax does not see
+// what all keys of a query have in common.
+TEST(DecoderReference, BloomIsTheOneThatCheckpointsAreMadeFor) {
+  const TestBatch batch(19, 2, 6, true);
+  const auto loss = [&](bool tied) {
+    const auto spec = test_model("bloom", {2, 24, 6, 6, 17, 19, 6}, tied);
+    return DecoderReference(spec).run(batch.tokens, batch.targets, 2, 6, 1);
+  };
+  EXPECT_NEAR(loss(false), 34.627043200429995, 1e-10);
+  EXPECT_NEAR(loss(true), 46.82745650388545, 1e-10);
+}
+
 TEST(DecoderReference, NoLossDependsOnLaterTokens) {
-  for (const char* arch : {"gpt2", "llama"}) {
-    const auto spec = test_model(arch, {2, 24, 6, std::string(arch) == "gpt2" ? 6 : 2, 17, 19, 6}, false);
+  for (const char* arch : {"gpt2", "bloom", "llama"}) {
+    const auto spec = test_model(arch, {2, 24, 6, std::string(arch) == "llama" ? 2 : 6, 17, 19, 6}, false);
     TestBatch batch(19, 1, 6, false);
     for (std::int64_t position = 0; position < 6; ++position) {
       TestBatch one = batch;

@@ -26,6 +26,7 @@ struct Rank {
   std::unique_ptr<Communicator> self = make_self_communicator();
   TensorGroup group{*self, false};
   kernels::Stream stream{kernels::DeviceKind::cpu};
+  DataParallel data{parameters, *self, stream};
   DecoderShape shape;
   Workspace work;
   std::vector<DecoderStage> stages;
@@ -38,7 +39,7 @@ struct Rank {
     fill_parameters(parameters);
     parameters.zero_gradients();
     for (const reshard::StageLayers& stage : reshard::virtual_stages(layout, spec, rank))
-      stages.emplace_back(DecoderParts{parameters, group, stream, shape, work, kSeed}, stage, buffers);
+      stages.emplace_back(DecoderParts{parameters, data, group, stream, shape, work, kSeed}, stage, buffers);
   }
 };
 
@@ -142,6 +143,13 @@ INSTANTIATE_TEST_SUITE_P(Gpt2, Decoder,
                                          ModelCase{"gpt2", {2, 24, 3, 3, 96, 33, 9}, 2, false},
                                          ModelCase{"gpt2", {4, 64, 4, 4, 256, 97, 16}, 3, true, 0.1},
                                          ModelCase{"gpt2", {2, 12, 3, 3, 21, 33, 7}, 3, false, 0.5}));
+// Heads that are a power of two, and that are none.
+INSTANTIATE_TEST_SUITE_P(Bloom, Decoder,
+                         testing::Values(ModelCase{"bloom", {2, 12, 3, 3, 21, 33, 7}, 3, true},
+                                         ModelCase{"bloom", {4, 64, 8, 8, 256, 97, 16}, 2, true},
+                                         ModelCase{"bloom", {2, 48, 12, 12, 5, 2, 33}, 1, false},
+                                         ModelCase{"bloom", {3, 40, 5, 5, 37, 131, 1}, 5, true},
+                                         ModelCase{"bloom", {2, 30, 6, 6, 21, 33, 70}, 2, false, 0.3}));
 INSTANTIATE_TEST_SUITE_P(Llama, Decoder,
                          testing::Values(ModelCase{"llama", {2, 12, 3, 3, 21, 33, 7}, 3, false},
                                          ModelCase{"llama", {3, 40, 5, 5, 105, 131, 9}, 2, false},
@@ -183,15 +191,17 @@ TEST_P(DecoderPipeline, StagesTogetherAreTheModel) {
 
 INSTANTIATE_TEST_SUITE_P(
     Layouts, DecoderPipeline,
-    testing::Values(PipelineCase{{"gpt2", {4, 24, 3, 3, 31, 33, 7}, 6, true}, {}},
-                    PipelineCase{{"gpt2", {4, 24, 3, 3, 31, 33, 7}, 6, true, 0.2}, {.pp = 2, .vpp = 2}},
-                    PipelineCase{{"gpt2", {5, 24, 3, 3, 31, 33, 7}, 6, false, 0.2},
-                                 {.pp = 3, .stages = {1, 3, 1}}},
-                    PipelineCase{{"llama", {7, 40, 5, 5, 105, 131, 5}, 6, false}, {.pp = 3, .vpp = 2}},
-                    PipelineCase{{"llama", {4, 24, 6, 2, 31, 33, 7}, 6, true}, {.pp = 4}}));
+    testing::Values(
+        PipelineCase{{"gpt2", {4, 24, 3, 3, 31, 33, 7}, 6, true}, {}},
+        PipelineCase{{"gpt2", {4, 24, 3, 3, 31, 33, 7}, 6, true, 0.2}, {.pp = 2, .vpp = 2}},
+        PipelineCase{{"gpt2", {5, 24, 3, 3, 31, 33, 7}, 6, false, 0.2}, {.pp = 3, .stages = {1, 3, 1}}},
+        PipelineCase{{"bloom", {4, 24, 3, 3, 31, 33, 7}, 6, true, 0.2}, {.pp = 2, .vpp = 2}},
+        PipelineCase{{"bloom", {5, 24, 6, 6, 31, 33, 7}, 6, false}, {.pp = 3, .stages = {1, 3, 1}}},
+        PipelineCase{{"llama", {7, 40, 5, 5, 105, 131, 5}, 6, false}, {.pp = 3, .vpp = 2}},
+        PipelineCase{{"llama", {4, 24, 6, 2, 31, 33, 7}, 6, true}, {.pp = 4}}));
 
 TEST(Decoder, SmallerMicroBatchInLargerBuffers) {
-  for (const char* arch : {"gpt2", "llama"}) {
+  for (const char* arch : {"gpt2", "bloom", "llama"}) {
     const auto spec = test_model(arch, {2, 12, 3, 3, 48, 33, 16}, true);
     const TestBatch batch(33, 2, 5, false);
     DecoderReference reference(spec);
@@ -227,7 +237,8 @@ TEST(Decoder, B150_MicroBatchesOfUnequalMasksAddUp) {
       options.batch = micro;
       options.positions = 16;
       options.seed = kSeed;
-      Pipeline pipeline(parameters, comms, stream, options);
+      DataParallel data(parameters, *comms.data, stream);
+      Pipeline pipeline(parameters, comms, data, stream, options);
       const auto source = [&](std::int64_t number) { return batch.micro_batch(number * micro, micro); };
       EXPECT_NEAR(pipeline.train(source, scale, [](Action) {}), expected, 1e-6 * expected);
       for (const Parameter& p : parameters.all())
@@ -256,7 +267,7 @@ TEST(Decoder, AllTargetsMaskedGiveNoLossAndNoGradient) {
 }
 
 TEST(Decoder, SameBitsEachTime) {
-  for (const char* arch : {"gpt2", "llama"}) {
+  for (const char* arch : {"gpt2", "bloom", "llama"}) {
     const auto spec = test_model(arch, {2, 24, 3, 3, 96, 97, 16}, true);
     const TestBatch batch(97, 3, 16, true);
     Copy a(spec, 3 * 16), b(spec, 3 * 16);
@@ -273,12 +284,12 @@ TEST(Decoder, SameBitsEachTime) {
 
 TEST(Decoder, NotANumberReachesTheLoss) {
   using reshard::Role;
-  for (const char* arch : {"gpt2", "llama"}) {
+  for (const char* arch : {"gpt2", "bloom", "llama"}) {
     const auto spec = test_model(arch, {2, 12, 3, 3, 48, 33, 8}, true);
     const TestBatch batch(33, 2, 8, false);
     for (const Role role : {Role::v, Role::down, Role::final_norm}) {
       Copy model(spec, 2 * 8);
-      model.rank(0).parameters.find(role, role == Role::final_norm ? -1 : 1)->value[1] =
+      model.rank(0).parameters.find(role, role == Role::final_norm ? -1 : 1)->value.f32()[1] =
           std::numeric_limits<float>::quiet_NaN();
       EXPECT_FALSE(std::isfinite(model.run(batch, 0, 2, 1)));
     }

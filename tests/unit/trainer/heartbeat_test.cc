@@ -58,6 +58,10 @@ TEST(Heartbeat, SurvivesTheWire) {
 TEST(Heartbeat, ForeignTextIsNoMessage) {
   EXPECT_FALSE(decode(""));
   EXPECT_FALSE(decode("hello"));
+  std::string strange = encode(example());
+  const std::size_t step = strange.find(R"("step":)");
+  ASSERT_NE(step, std::string::npos);
+  EXPECT_FALSE(decode(strange.insert(step + 7, "1e60,\"old\":")));
   EXPECT_FALSE(decode("{}"));
   EXPECT_FALSE(decode(R"({"rank":"x"})"));
 }

@@ -27,7 +27,6 @@ class OptimizerTest : public testing::Test {
   OptimizerTest() {
     parameters_.initialise(3);
     float next = 0;
-    for (float& g : parameters_.gradients()) g = 0;
     for (Parameter& p : parameters_.all())
       for (std::uint64_t i = 0; i < p.placed.holds.elements(); ++i) p.grad[i] = std::sin(next += 1.0F);
   }
@@ -41,11 +40,12 @@ class OptimizerTest : public testing::Test {
   Parameters parameters_{tiny(), reshard::Layout{}, 0};
   Communicators comms_ = make_communicators(make_self_communicator(), parameters_.model(), {});
   kernels::Stream stream_{kernels::DeviceKind::cpu};
+  DataParallel data_{parameters_, *comms_.data, stream_};
   Config::Optim hyper_;
 };
 
 TEST_F(OptimizerTest, NormCountsEachElementOnceAndKeepsWords) {
-  Optimizer optimizer(parameters_, comms_, stream_, hyper_, false);
+  Optimizer optimizer(parameters_, comms_, data_, stream_, hyper_, false);
   std::vector<double> words{1.5, -2};
   const StepResult result = optimizer.norm(words);
   EXPECT_NEAR(result.grad_norm, norm_by_hand(), 1e-9);
@@ -56,16 +56,16 @@ TEST_F(OptimizerTest, NormCountsEachElementOnceAndKeepsWords) {
 TEST_F(OptimizerTest, OneBadElementMakesTheNormNotFinite) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     parameters_.all().back().grad[0] = bad;
-    EXPECT_FALSE(Optimizer(parameters_, comms_, stream_, hyper_, false).norm({}).finite);
+    EXPECT_FALSE(Optimizer(parameters_, comms_, data_, stream_, hyper_, false).norm({}).finite);
   }
 }
 
 TEST_F(OptimizerTest, AdamWByHandWithClippingAndDecayOfMatricesOnly) {
   hyper_.clip = 0.5;
   hyper_.weight_decay = 0.3;
-  Optimizer optimizer(parameters_, comms_, stream_, hyper_, false);
+  Optimizer optimizer(parameters_, comms_, data_, stream_, hyper_, false);
   std::map<std::string, std::pair<double, double>> before;  // value, gradient of element 1
-  for (const Parameter& p : parameters_.all()) before[p.spec->name] = {p.value[1], p.grad[1]};
+  for (const Parameter& p : parameters_.all()) before[p.spec->name] = {p.value.f32()[1], p.grad[1]};
   const double lr = 0.01;
   std::map<std::string, int> told;
   const StepResult norm = optimizer.norm({});
@@ -83,7 +83,7 @@ TEST_F(OptimizerTest, AdamWByHandWithClippingAndDecayOfMatricesOnly) {
     const double decay = p.spec->decay ? 0.3 : 0.0;
     // At step 1 the bias corrections leave g and g squared.
     const double expected = value - lr * (g / (std::abs(g) + hyper_.eps) + decay * value);
-    EXPECT_NEAR(p.value[1], expected, 1e-6) << p.spec->name;
+    EXPECT_NEAR(p.value.f32()[1], expected, 1e-6) << p.spec->name;
     EXPECT_NEAR(p.exp_avg[1], (1 - hyper_.beta1) * g, 1e-7);
     EXPECT_NEAR(p.exp_avg_sq[1], (1 - hyper_.beta2) * g * g, 1e-8);
   }

@@ -68,6 +68,7 @@ TEST_F(RecordFiles, StepHasTheFieldsOfTheContract) {
   record.samples = 56;
   record.layout = "t2p1d2z1";
   record.ranks = 4;
+  record.memory = {1, 2, 3, 4, 50, 600};
   Records records(directory_.path());
   records.step(record);
   record.sample_ids = {5, 3, 11};
@@ -80,6 +81,10 @@ TEST_F(RecordFiles, StepHasTheFieldsOfTheContract) {
     EXPECT_TRUE(first.contains(field)) << field;
   EXPECT_EQ(first["grad_norm"], "Infinity");
   EXPECT_FALSE(first.contains("sample_ids"));
+  EXPECT_EQ(
+      first["memory_bytes"],
+      json::parse(
+          R"({"param":1,"grad":2,"optimizer":3,"activation":4,"buffers":50,"scratch":600,"total":660})"));
   EXPECT_EQ(json::parse(all[1])["sample_ids"], (std::vector<int>{5, 3, 11}));
 }
 
@@ -126,6 +131,20 @@ TEST_F(RecordFiles, TheHighestGenerationIsFoundAmongDamage) {
   append("events.jsonl", "{\"event\":\"done\",\"generation\":4}\n{\"generation\":3}\n{\"generation\":88");
   append("metrics.jsonl", "{\"type\":\"eval\"}\n{\"type\":\"step\",\"generation\":6,\"loss\":\"NaN\"}");
   EXPECT_EQ(recorded_generation(directory_.path()), 6U);
+}
+
+TEST_F(RecordFiles, TheLastStepOfAGeneration) {
+  EXPECT_EQ(recorded_step(directory_.path(), 1), 0);
+  append("metrics.jsonl",
+         R"({"type":"step","step":9,"generation":0}
+{"type":"step","step":7,"generation":1}
+{"type":"skipped","step":8,"generation":1}
+{"type":"step","step":"12","generation":1}
+{"step":13,"generation":1}
+{"type":"step","step":14,"gener)");
+  EXPECT_EQ(recorded_step(directory_.path(), 1), 7);
+  EXPECT_EQ(recorded_step(directory_.path(), 0), 9);
+  EXPECT_EQ(recorded_step(directory_.path(), 2), 0);
 }
 
 TEST_F(RecordFiles, OnlyRegularFilesAreAppendedTo) {

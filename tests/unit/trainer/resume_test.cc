@@ -1,4 +1,6 @@
 // Saving and resuming as the training loop does it, with a rank alone and real files.
+#include "ckpt/checkpoint.h"
+#include "ckpt/commit.h"
 #include "trainer/resume.h"
 
 #include <gmock/gmock.h>
@@ -86,9 +88,9 @@ class ResumeTest : public testing::Test {
   float drawn(std::int64_t step) {
     Parameters other(parameters_.model(), parameters_.layout(), 0);
     other.initialise(static_cast<std::uint64_t>(step));
-    return other.all()[0].value[5];
+    return other.all()[0].value.f32()[5];
   }
-  float here() { return parameters_.all()[0].value[5]; }
+  float here() { return parameters_.all()[0].value.f32()[5]; }
   std::string step_dir(std::int64_t step) {
     return config_.checkpoints_dir + "/" + ckpt::step_dir_name(static_cast<std::uint64_t>(step));
   }

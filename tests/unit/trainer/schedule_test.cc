@@ -356,5 +356,27 @@ TEST(Simulator, SeesALongerBubble) {
   EXPECT_EQ(outcome.time, 36);
 }
 
+TEST(Buffers, AreCountedWithoutTheList) {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b}) {
+    for (int ranks = 1; ranks <= 6; ++ranks) {
+      for (int chunks = 1; chunks <= (ranks > 1 ? 4 : 1); ++chunks) {
+        for (std::int64_t micro = 1; micro <= 31; ++micro) {
+          if (chunks > 1 && micro % ranks != 0) continue;
+          for (int rank = 0; rank < ranks; ++rank) {
+            const PipelinePlace place{ranks, rank, chunks};
+            const std::vector<Instruction> list = make_schedule(kind, place, micro);
+            const std::vector<std::int64_t> counts = buffers_of_chunks(kind, place, micro);
+            ASSERT_EQ(std::ssize(counts), chunks);
+            for (int chunk = 0; chunk < chunks; ++chunk)
+              EXPECT_EQ(counts[static_cast<std::size_t>(chunk)], buffers_needed(list, chunk))
+                  << "rank " << rank << " of " << ranks << ", chunk " << chunk << " of " << chunks << ", "
+                  << micro << " micro-batches" << (kind == ScheduleKind::gpipe ? ", gpipe" : "");
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shardwright::trainer

@@ -1,0 +1,27 @@
+// How a shard is written, and what that took.
+#pragma once
+
+#include <cstdint>
+
+#include "ckpt/codec.h"
+
+namespace shardwright::ckpt {
+
+struct ShardOptions {
+  Codec codec = Codec::fast;
+  int threads = 1;             // workers that shuffle, compress and hash
+  bool verify_writes = false;  // decode each chunk again and compare before it is written
+  std::uint64_t max_in_flight_bytes = 64u << 20;
+};
+
+/// Where the time of a save went, and what it needed.
+struct ShardStats {
+  std::uint64_t raw_bytes = 0;
+  std::uint64_t stored_bytes = 0;
+  double encode_s = 0;  // summed over workers
+  double write_s = 0;
+  double fsync_s = 0;
+  std::uint64_t peak_host_bytes = 0;  // in flight: raw and stored chunk buffers
+};
+
+}  // namespace shardwright::ckpt
