@@ -25,12 +25,19 @@ struct shardwright_run {
 };
 
 struct shardwright_writer {
-  shardwright_writer(const char* directory, uint64_t generation, const ckpt::RunWriterOptions& options)
-      : writer(directory, generation, options) {}
-  ckpt::RunWriter writer;
+  shardwright_writer(const char* d, uint64_t g, const ckpt::RunWriterOptions& o)
+      : directory(d), generation(g), options(o), writer(open()) {}
+  std::unique_ptr<ckpt::RunWriter> open() const {
+    return std::make_unique<ckpt::RunWriter>(directory, generation, options);
+  }
+  std::string directory;
+  uint64_t generation;
+  ckpt::RunWriterOptions options;
+  std::unique_ptr<ckpt::RunWriter> writer;
   std::vector<ckpt::SaveItem> items;  // of the next save
   ckpt::Description description;
   bool started = false;
+  bool used = false;  // a save was started
   std::string path;
 };
 
@@ -92,6 +99,21 @@ int shardwright_writer_open(const char* directory, uint64_t generation, uint32_t
   });
 }
 
+int shardwright_writer_codec(shardwright_writer* writer, const char* codec) {
+  return guarded([&] {
+    need(writer, "writer");
+    need(codec, "codec");
+    if (writer->used) capi::refuse("codec: the writer has saved already; choose before its first save");
+    const ckpt::Codec before = std::exchange(writer->options.shard.codec, ckpt::parse_codec(codec));
+    try {
+      writer->writer = writer->open();
+    } catch (...) {
+      writer->options.shard.codec = before;
+      throw;
+    }
+  });
+}
+
 int shardwright_writer_close(shardwright_writer* writer) {
   return guarded([&] {
     const std::unique_ptr<shardwright_writer> gone(writer);
@@ -130,8 +152,8 @@ int shardwright_writer_document(shardwright_writer* writer, int document, const 
 int shardwright_writer_start(shardwright_writer* writer, uint64_t step) {
   return guarded([&] {
     need(writer, "writer");
-    writer->writer.start(step, writer->items, writer->description);
-    writer->started = true;
+    writer->writer->start(step, writer->items, writer->description);
+    writer->started = writer->used = true;
     writer->items.clear();
     writer->description = {};
   });
@@ -141,7 +163,7 @@ int shardwright_writer_wait(shardwright_writer* writer, const char** path) {
   return guarded([&] {
     need(writer, "writer");
     writer->started = false;
-    writer->path = writer->writer.wait();
+    writer->path = writer->writer->wait();
     if (path != nullptr) *path = writer->path.c_str();
   });
 }

@@ -36,7 +36,7 @@ extern "C" {
 
 /* ---- Versions ---- */
 
-#define SHARDWRIGHT_API_VERSION 1
+#define SHARDWRIGHT_API_VERSION 2
 
 /* Of the library that is loaded: its SHARDWRIGHT_API_VERSION, the release ("0.1.0"), the newest checkpoint
  * format it reads. */
@@ -178,6 +178,9 @@ typedef struct shardwright_writer shardwright_writer;
 SHARDWRIGHT_API int shardwright_writer_open(const char* directory, uint64_t generation, uint32_t rank,
                                             uint32_t writers, double deadline_s, uint32_t keep, int threads,
                                             shardwright_writer** writer);
+/* How hard to compress, before the writer's first save: "fast" (what it does otherwise), "small", "none" or
+ * "auto", which leaves the choice to this library. Readers need not know. Since version 2. */
+SHARDWRIGHT_API int shardwright_writer_codec(shardwright_writer* writer, const char* codec);
 /* SHARDWRIGHT_USAGE if a save was started and not waited for; it is given up. The writer is gone in any case.
  */
 SHARDWRIGHT_API int shardwright_writer_close(shardwright_writer* writer);

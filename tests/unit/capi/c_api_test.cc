@@ -250,6 +250,34 @@ TEST_F(CApiTest, WrongArgumentsOfSavingAreRefused) {
   EXPECT_EQ(second, nullptr);
 }
 
+TEST_F(CApiTest, CodecIsChosenBeforeTheFirstSave) {
+  const std::vector<uint64_t> shape{4099}, zero{0};
+  const std::vector<float> ones(4099, 1.f);
+  std::vector<uintmax_t> sizes;
+  for (const char* codec : {"none", "fast", "small", "auto"}) {
+    shardwright_writer* w = writer(0, 1);
+    EXPECT_EQ(shardwright_writer_codec(w, "gzip"), SHARDWRIGHT_USAGE);
+    EXPECT_THAT(shardwright_error_message(), HasSubstr("codec 'gzip'"));
+    ASSERT_EQ(shardwright_writer_codec(w, codec), SHARDWRIGHT_OK) << shardwright_error_message();
+    ASSERT_EQ(shardwright_writer_add(w, "ones", "state", SHARDWRIGHT_F32, 1, shape.data(), zero.data(),
+                                     shape.data(), ones.data(), 4 * ones.size()),
+              SHARDWRIGHT_OK);
+    ASSERT_EQ(shardwright_writer_start(w, sizes.size()), SHARDWRIGHT_OK);
+    const char* path = nullptr;
+    ASSERT_EQ(shardwright_writer_wait(w, &path), SHARDWRIGHT_OK) << shardwright_error_message();
+    sizes.push_back(std::filesystem::file_size(std::string(path) + "/rank-00000.h5"));
+    EXPECT_EQ(shardwright_writer_codec(w, codec), SHARDWRIGHT_USAGE) << "it has saved";
+    EXPECT_EQ(shardwright_writer_close(w), SHARDWRIGHT_OK);
+  }
+  EXPECT_GT(sizes[0], 4 * 4099u) << "none";
+  EXPECT_LT(sizes[1], sizes[0] / 2);
+  EXPECT_LT(sizes[2], sizes[0] / 2);
+  shardwright_writer* w = writer(0, 1);
+  EXPECT_EQ(shardwright_writer_codec(nullptr, "fast"), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_codec(w, nullptr), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_close(w), SHARDWRIGHT_OK);
+}
+
 TEST_F(CApiTest, DamageIsToldWithItsFile) {
   shardwright_checkpoint_close(saved());
   const std::string shard = directory_ + "/checkpoints/step-0000000007/rank-00001.h5";
