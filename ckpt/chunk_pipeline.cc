@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ckpt/error.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -136,11 +137,13 @@ void ChunkPipeline::finish(const Place& place, EncodedChunk&& chunk, double seco
 }
 
 void ChunkPipeline::work() {
+  trace::name_thread("encode");
   try {
     Worker worker(options_);
     Place place{0, 0, 0};
     EncodedChunk chunk;
     while (claim(place, chunk.stored)) {
+      const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
       const Clock::time_point start = Clock::now();
       worker.encode(items_[place.box], boxes_[place.box], place.chunk, chunk);
       finish(place, std::move(chunk), seconds_since(start));

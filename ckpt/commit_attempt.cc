@@ -12,6 +12,7 @@
 #include "ckpt/commit.h"
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -56,6 +57,7 @@ void check_part(const Part& part, int rank, const CommitJob& job) {
 /// Opens the expected parts by name until all are there. Directory listings are not asked: on network file
 /// systems they lag behind, while opening a name revalidates it.
 std::vector<Part> collect_parts(Env& env, const CommitJob& job, const std::atomic<bool>* cancel) {
+  const trace::Span span("wait for parts");
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(job.deadline_s));
   std::vector<Part> parts(static_cast<std::size_t>(job.writers));
@@ -106,7 +108,10 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
   if (job.before_commit) job.before_commit(manifest);
   Commit commit = job.commit;
   fault_point("manifest.write", 0, commit.step);
-  commit.manifest = write_manifest(env, job.attempt_dir, manifest);
+  {
+    const trace::Span span("manifest");
+    commit.manifest = write_manifest(env, job.attempt_dir, manifest);
+  }
   give_up_if(cancel, job.attempt_dir);
   insist_mine(job);
   for (int rank = 0; rank < job.writers; ++rank) env.unlink(job.attempt_dir + "/" + part_name(rank));

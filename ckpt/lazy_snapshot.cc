@@ -15,6 +15,7 @@
 #include "ckpt/error.h"
 #include "ckpt/shard_plan.h"
 #include "ckpt/snapshot.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -98,6 +99,7 @@ class WatchedBox : public Source {
     Chunk& chunk = chunks_[index];
     changed_.wait(lock, [&] { return chunk.readers == 0; });
     if (chunk.read || chunk.kept) return;
+    const trace::Span span("copy chunk");
     const Box whole = part(index);
     const std::uint64_t bytes = whole.elements() * size_;
     chunk.kept = std::make_unique_for_overwrite<std::byte[]>(bytes);

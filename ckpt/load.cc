@@ -14,6 +14,7 @@
 #include "ckpt/fault.h"
 #include "ckpt/parallel.h"
 #include "ckpt/shard.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -151,6 +152,7 @@ void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::sp
 }  // namespace
 
 LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& options) const {
+  const trace::Span span("load");
   fault_point("load.plan", options.rank, commit().step);
   const std::vector<Use> uses = plan(*this, items);
   std::vector<std::size_t> begin;  // first use of each distinct chunk
@@ -164,6 +166,7 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
   if (chunks == 0) fault_point("load.mid", options.rank, commit().step);
   parallel_for(options.threads, chunks, [&](int worker, std::size_t i) {
     if (i == chunks / 2) fault_point("load.mid", options.rank, commit().step);
+    const trace::Span chunk("load chunk", "chunk", static_cast<std::int64_t>(i));
     const std::span<const Use> group(uses.data() + begin[i], begin[i + 1] - begin[i]);
     try {
       fill(*this, items, group, workers[static_cast<std::size_t>(worker)], read_bytes);

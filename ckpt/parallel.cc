@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "ckpt/trace.h"
+
 namespace shardwright::ckpt {
 
 void parallel_for(int threads, std::size_t count, const std::function<void(int, std::size_t)>& body) {
@@ -30,7 +32,11 @@ void parallel_for(int threads, std::size_t count, const std::function<void(int, 
   const int extra =
       static_cast<int>(std::min<std::size_t>(static_cast<std::size_t>(std::max(threads, 1)), count)) - 1;
   std::vector<std::jthread> pool;
-  for (int i = 0; i < extra; ++i) pool.emplace_back(work, i + 1);
+  for (int i = 0; i < extra; ++i)
+    pool.emplace_back([&work, i] {
+      trace::name_thread("pool");
+      work(i + 1);
+    });
   work(0);
   pool.clear();
   if (first) std::rethrow_exception(first);

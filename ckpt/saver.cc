@@ -22,6 +22,7 @@
 #include "ckpt/run_dir.h"
 #include "ckpt/shard_plan.h"
 #include "ckpt/snapshot.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -79,6 +80,7 @@ struct Saver::State {
   /// Writes, publishes, and on rank 0 commits and prunes.
   void run(Job& job) {
     SaveOutcome& outcome = job.outcome;
+    const trace::Span span("save", "step", static_cast<std::int64_t>(outcome.step));
     const std::string directory = attempt_dir(outcome.step, outcome.attempt);
     bool created = false, published = false;
     try {
@@ -129,10 +131,12 @@ struct Saver::State {
           fmt::format("{}: exists already; another process writes as rank {} too, one for each rank is right",
                       part_path, options.rank),
           part_path);
+    const trace::Span span("publish part");
     publish_part(env, directory, part);
   }
 
   void commit(Job& job, const std::string& directory) {
+    const trace::Span span("commit");
     const auto start = Clock::now();
     CommitJob commit;
     commit.attempt_dir = directory;
@@ -237,6 +241,7 @@ struct Saver::State {
       write_latest(env, options.checkpoints_dir, step_dir_name(outcome.step));
       remove_abandoned();
       if (options.keep == 0) return;
+      const trace::Span span("prune");
       RetentionJob job;
       job.checkpoints_dir = options.checkpoints_dir;
       job.keep = options.keep;
@@ -258,6 +263,7 @@ struct Saver::State {
   }
 
   void loop() {
+    trace::name_thread("save");
     for (;;) {
       std::optional<Job> job;
       {
@@ -304,6 +310,7 @@ Saver::~Saver() {
 
 void Saver::start(SaveRequest request) {
   State& s = *state_;
+  const trace::Span span("snapshot", "step", static_cast<std::int64_t>(request.step));
   Job job;
   job.start = Clock::now();
   job.outcome = s.begin(request.step, request.save_number);
@@ -375,6 +382,7 @@ void Saver::before_write(const std::string& tensor, const std::string& kind, con
     snapshot = state_->snapshot;
   }
   if (!snapshot) return;
+  const trace::Span span("before_write");
   const auto start = Clock::now();
   snapshot->before_write(tensor, kind, box);
   const std::lock_guard lock(state_->mutex);

@@ -15,6 +15,7 @@
 #include "ckpt/rest_digest.h"
 #include "ckpt/shard.h"
 #include "ckpt/shard_plan.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -164,7 +165,11 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
     const Hdf5Handle dataset = shard.create_dataset(box);
     for (std::uint64_t index = 0; index < box.chunks; ++index) {
       if (rows.size() == plan.chunks / 2) fault_point("shard.mid", rank, step);
-      EncodedChunk chunk = pipeline.next(cancel);
+      EncodedChunk chunk = [&] {
+        const trace::Span span("wait for chunk");
+        return pipeline.next(cancel);
+      }();
+      const trace::Span span("write", "bytes", static_cast<std::int64_t>(chunk.stored.size()));
       const Clock::time_point start = Clock::now();
       const std::uint64_t address = shard.write_chunk(dataset, box, index, chunk.stored);
       stats.write_s += seconds_since(start);
@@ -231,6 +236,7 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
     measured.peak_host_bytes = pipeline.peak_bytes();
     record.table_address = shard.write_table(rows);
     fault_point("shard.close", rank, step);
+    const trace::Span span("close");
     const Clock::time_point start = Clock::now();
     shard.close();
     measured.write_s += seconds_since(start);
@@ -242,14 +248,19 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
   record.table_bytes = table.size();
   record.table = xxh3_128(table);
   parse_table(table, record.bytes, path);
-  record.rest = rest_digest(
-      rows, record.bytes, [&](std::uint64_t offset, std::span<std::byte> data) { file->read(offset, data); });
+  {
+    const trace::Span span("read back");
+    record.rest = rest_digest(rows, record.bytes, [&](std::uint64_t offset, std::span<std::byte> data) {
+      file->read(offset, data);
+    });
+  }
   std::vector<std::byte> stored_table(table.size());
   file->read(record.table_address, stored_table);
   if (stored_table != table)
     throw Error(ErrorCode::io, path + ": /chunks reads back differently than written", path);
 
   fault_point("shard.fsync", rank, step);
+  const trace::Span span("fsync");
   const Clock::time_point start = Clock::now();
   file->sync();
   env.sync_dir(directory);

@@ -25,7 +25,7 @@ std::string keys_help() {
 int train(const Arguments& arguments) {
   trainer::TrainOptions options;
   std::vector<std::string> sets;
-  std::optional<std::string> resume, plan;
+  std::optional<std::string> resume, plan, trace;
   std::optional<std::int64_t> nproc, stop_after;
   bool list_fault_points = false;
 
@@ -44,6 +44,8 @@ int train(const Arguments& arguments) {
              "auto: train in the layout that is fastest by estimate and fits this machine, whatever "
              "[parallel] says");
   flags.integer("--stop-after", "K", 0, stop_after, "end after step K (a total) with a checkpoint");
+  flags.text("--trace", "FILE", trace,
+             "write what each rank's threads did when, for Perfetto or chrome://tracing; replaces FILE");
   flags.flag("--accept-changes", options.accept_changes, "resume although data, seed or global batch differ");
   flags.flag("--list-fault-points", list_fault_points, "names that SHARDWRIGHT_FAULT understands");
   flags.footer(keys_help());
@@ -72,6 +74,8 @@ int train(const Arguments& arguments) {
   if (plan && *plan != "auto")
     throw Error(ErrorCode::usage, fmt::format("--plan: '{}' is not known; auto is what there is", *plan));
   options.plan = plan.has_value();
+  if (trace == "") throw Error(ErrorCode::usage, "--trace: is empty; give the name of a file");
+  options.trace = trace.value_or("");
   if (nproc) options.nproc = static_cast<int>(*nproc);
   options.stop_after = stop_after;
   if (options.plan && trainer::is_worker())

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "ckpt/error.h"
+#include "ckpt/trace.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -130,6 +131,7 @@ void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items, ck
 }
 
 void Checkpointing::settle() {
+  const trace::Span span("wait for checkpoint");
   const Clock::time_point start = Clock::now();
   progress_.enter(Phase::save_wait);
   auto pause = kFirstPause;

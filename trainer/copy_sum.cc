@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ckpt/trace.h"
+
 namespace shardwright::trainer {
 namespace {
 
@@ -35,6 +37,7 @@ std::size_t CopySum::bytes(const ParameterMemory& memory) {
 
 void CopySum::run() {
   for (Group& group : groups_) {
+    const trace::Span span("reduce copies");
     std::vector<Parameter*> packed;
     std::size_t used = 0;
     const auto flush = [&] {

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "ckpt/trace.h"
+
 namespace shardwright::trainer {
 namespace {
 
@@ -86,6 +88,7 @@ void DataParallel::need_values(std::size_t unit, std::size_t next) {
   if (rounds_.empty() || zero_ < 3) return;
   assert(coming_ == kNoUnit || coming_ == unit);
   if (in_slot(unit) != unit) {
+    const trace::Span span("gather", "unit", static_cast<std::int64_t>(unit));
     if (coming_ != unit) started_ = 0;
     coming_ = unit;
     do {
@@ -115,6 +118,7 @@ void DataParallel::begin_gradients(std::size_t unit) {
 void DataParallel::end_gradients(std::size_t unit) {
   if (rounds_.empty() || zero_ < 2) return;
   stream_.synchronize();
+  const trace::Span span("reduce", "unit", static_cast<std::int64_t>(unit));
   reduce(unit);
 }
 
@@ -129,6 +133,7 @@ void DataParallel::reduce(std::size_t unit) {
 
 void DataParallel::reduce_gradients() {
   if (data_.size() == 1) return;
+  const trace::Span span("reduce");
   stream_.synchronize();
   if (zero_ == 0) {
     all_reduce_in_place();
@@ -258,6 +263,7 @@ void DataParallel::spread_values() {
     in_slot_[0] = in_slot_[1] = kNoUnit;
     return;
   }
+  const trace::Span span("gather");
   for (const std::vector<Place>& unit : rounds_) {
     for (const Place& place : unit) {
       if (start_gather(place, sending_)) continue;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ckpt/trace.h"
+
 namespace shardwright::trainer {
 
 Optimizer::Optimizer(Parameters& parameters, Communicators& comms, DataParallel& data,
@@ -21,6 +23,7 @@ void Optimizer::reduce_gradients() {
 }
 
 StepResult Optimizer::norm(std::span<double> words, double loss_scale) {
+  const trace::Span span("clip");
   std::vector<double> sums(words.begin(), words.end());
   double squares = 0;
   for (const Parameter& p : parameters_.all()) {
@@ -37,6 +40,7 @@ StepResult Optimizer::norm(std::span<double> words, double loss_scale) {
 
 void Optimizer::update(const StepResult& norm, double lr, std::int64_t step,
                        const BeforeWrite& before_write) {
+  const trace::Span span("optimizer");
   const double grad_scale =
       hyper_.clip > 0 && norm.grad_norm > hyper_.clip ? hyper_.clip / norm.grad_norm : 1.0;
   kernels::AdamW h{};

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ckpt/trace.h"
+
 namespace shardwright::trainer {
 namespace {
 
@@ -13,8 +15,28 @@ int tag(Message message, std::size_t chunk) {
 }
 
 void finish(std::unique_ptr<Transfer>& transfer) {
-  if (transfer) transfer->wait();
+  if (!transfer) return;
+  const trace::Span span("wait for transfer");
+  transfer->wait();
   transfer.reset();
+}
+
+const char* name(Action action) {
+  switch (action) {
+    case Action::receive_input:
+      return "receive input";
+    case Action::forward:
+      return "forward";
+    case Action::send_output:
+      return "send output";
+    case Action::receive_gradient:
+      return "receive gradient";
+    case Action::backward:
+      return "backward";
+    case Action::send_gradient:
+      break;
+  }
+  return "send gradient";
 }
 
 PipelinePlace place(const Communicator& pipeline, const Parameters& parameters) {
@@ -76,6 +98,7 @@ void Pipeline::begin(int chunk, std::int64_t micro, const Source& source) {
 }
 
 void Pipeline::execute(const Instruction& instruction, Run& run) {
+  const trace::Span span(name(instruction.action), "micro", instruction.micro);
   const auto chunk = static_cast<std::size_t>(instruction.chunk);
   DecoderStage& stage = stages_[chunk];
   const std::int64_t buffer = instruction.micro % stage.buffers();

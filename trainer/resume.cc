@@ -11,6 +11,7 @@
 #include "ckpt/checkpoint.h"
 #include "ckpt/commit.h"
 #include "ckpt/digest.h"
+#include "ckpt/trace.h"
 #include "ckpt/verify.h"
 #include "trainer/agreement.h"
 #include "trainer/loss_scale.h"
@@ -179,6 +180,7 @@ void refuse(const Comparison& comparison, const std::string& path, ckpt::Env& en
 
 Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, const ResumeRequest& request,
                  const TrainingState& initial, Parameters& parameters) {
+  const trace::Span span("resume");
   Chooser chooser(env, config, request);
   Start start;
   start.state = initial;

@@ -22,6 +22,7 @@
 #include "trainer/records.h"
 #include "trainer/recovery.h"
 #include "trainer/run_identity.h"
+#include "trainer/run_trace.h"
 #include "trainer/scratch_dir.h"
 #include "trainer/stop_requests.h"
 #include "trainer/thread_count.h"
@@ -75,8 +76,15 @@ class Supervisor {
     find_mpirun();
     allow_descriptors(slots_);
     check_file_size_limit();
+    if (!options.trace.empty()) check_trace_file(options.trace);
     take_run();
   }
+  ~Supervisor() {
+    // No rank is left, however the run ended.
+    if (!options_.trace.empty() && calls_ > 0)
+      join_trace_parts(options_.trace, first_generation_, last_generation_);
+  }
+  Supervisor(const Supervisor&) = delete;
 
   int run();
 
@@ -117,7 +125,8 @@ class Supervisor {
   HeartbeatListener listener_;
   ScratchDir session_{fs::temp_directory_path().string()};
   ScratchDir shared_memory_{env_.is_dir("/dev/shm") ? "/dev/shm" : fs::temp_directory_path().string()};
-  std::uint64_t first_generation_ = 0;
+  std::uint64_t first_generation_ = 0, last_generation_ = 0;  // of this call
+  const std::int64_t trace_zero_us_ = trace::now_us();
   int calls_ = 0;  // generations begun by this call
 };
 
@@ -136,6 +145,7 @@ void Supervisor::take_run() {
 ckpt::Generation Supervisor::begin() {
   const ckpt::Generation generation = next_generation(env_, config_);
   if (calls_++ == 0) first_generation_ = generation.number;
+  last_generation_ = generation.number;
   return generation;
 }
 
@@ -167,6 +177,7 @@ std::vector<std::string> Supervisor::worker_command() const {
   if (options_.stop_after)
     command.insert(command.end(), {"--stop-after", std::to_string(*options_.stop_after)});
   if (options_.accept_changes) command.push_back("--accept-changes");
+  if (!options_.trace.empty()) command.insert(command.end(), {"--trace", options_.trace});
   return command;
 }
 
@@ -182,7 +193,8 @@ GenerationEnd Supervisor::run_ranks(const ckpt::Generation& generation) {
                     {{kRunVariable, generation.run},
                      {kGenerationVariable, std::to_string(generation.number)},
                      {kCallGenerationVariable, std::to_string(calls_ - 1)},
-                     {kHeartbeatVariable, listener_.address()}},
+                     {kHeartbeatVariable, listener_.address()},
+                     {kTraceZeroVariable, std::to_string(trace_zero_us_)}},
                     logs(generation) + "/mpirun.log",
                     session_.path(),
                     shared_memory_.path()};

@@ -19,6 +19,7 @@ struct TrainOptions {
   std::string resume_path;                 // for Resume::path
   std::optional<std::int64_t> stop_after;  // a total of steps
   std::optional<int> nproc;
+  std::string trace;  // file to write one to (run_trace.h); empty: none
   bool accept_changes = false;
   bool plan = false;  // take the layout that the planner finds best (run_supervisor)
 };

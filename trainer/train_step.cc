@@ -1,6 +1,7 @@
 #include "trainer/train_step.h"
 
 #include "ckpt/fault.h"
+#include "ckpt/trace.h"
 #include "trainer/sample_loss.h"
 
 namespace shardwright::trainer {
@@ -32,6 +33,7 @@ TrainStep::TrainStep(Pipeline& pipeline, const TokenData& data, std::int64_t pos
 
 MicroBatch TrainStep::micro_batch(const std::vector<std::int64_t>& samples, std::int64_t first_sequence,
                                   std::int64_t micro) const {
+  const trace::Span span("data", "micro", micro);
   const std::vector<std::int64_t> places = micro_batch_places(micro, batch_.micro_batch, index_, size_);
   std::vector<std::int64_t> numbers;
   for (const std::int64_t place : places) numbers.push_back(samples[static_cast<std::size_t>(place)]);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ckpt/fault.h"
+#include "ckpt/trace.h"
 #include "trainer/agreement.h"
 #include "trainer/loss_scale.h"
 #include "trainer/sample_loss.h"
@@ -68,6 +69,7 @@ LoopEnd TrainingLoop::run(std::int64_t last) {
 }
 
 bool TrainingLoop::step(std::int64_t number) {
+  const trace::Span span("step", "step", number);
   const Clock::time_point start = Clock::now();
   const int rank = parts_.comms.world->rank();
   const Config& config = parts_.config;
@@ -216,6 +218,7 @@ void TrainingLoop::say(const StepRecord& record, bool always) {
 }
 
 void TrainingLoop::evaluate() {
+  const trace::Span span("eval", "step", state_.step);
   parts_.progress.enter(Phase::eval);
   const Config& config = parts_.config;
   const std::int64_t positions = config.model.seq_len;
@@ -252,6 +255,7 @@ void TrainingLoop::save(bool must) {
 }
 
 std::string TrainingLoop::not_finite() {
+  const trace::Span span("look for non-finite values");
   // A finite loss and norm do not make a finite update: the learning rate may be absurd.
   kernels::Stream stream(kernels::DeviceKind::cpu);
   std::string tensor;

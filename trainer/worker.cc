@@ -23,6 +23,7 @@
 #include "trainer/resume.h"
 #include "trainer/run_identity.h"
 #include "trainer/run_log.h"
+#include "trainer/run_trace.h"
 #include "trainer/stop_signals.h"
 #include "trainer/thread_count.h"
 #include "trainer/train.h"
@@ -98,19 +99,16 @@ void record_start(RunLog& log, const Start& start) {
     log.event("change_accepted", dump({{"field", d.field}, {"stored", d.stored}, {"here", d.here}}));
 }
 
-int train(const TrainOptions& options, const Config& given, const std::optional<Supervised>& supervised,
+int train(const TrainOptions& options, const Prepared& prepared, const RunIdentity& identity,
           Communicator& world, const MpiRuntime& mpi, Progress& progress) {
   ckpt::Env& env = ckpt::posix_env();
-  std::optional<Prepared> prepared;
-  together(world, [&] { prepared = prepare(given, world.size()); });
-  const Config& config = prepared->config;
+  const Config& config = prepared.config;
   const reshard::Layout& layout = config.parallel.layout;
   const int threads = threads_per_rank(mpi.local_ranks());
   kernels::set_threads(threads);
 
-  const RunIdentity identity = join_run(env, world, config, supervised);
   const std::uint64_t generation = identity.generation.number;
-  Communicators comms = make_communicators(make_mpi_world(mpi), prepared->model, layout);
+  Communicators comms = make_communicators(make_mpi_world(mpi), prepared.model, layout);
   RunLog log(world.rank() == 0, generation);
 
   TrainingState initial;
@@ -118,10 +116,10 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   initial.dtype = config.train.dtype;
   initial.loss_scale = first_loss_scale(config.train);
   initial.global_batch = config.train.global_batch;
-  initial.data = world.broadcast(world.rank() == 0 ? prepared->train_data->digest() : std::string(), 0);
+  initial.data = world.broadcast(world.rank() == 0 ? prepared.train_data->digest() : std::string(), 0);
 
   progress.enter(Phase::load);
-  Parameters parameters(prepared->model, layout, world.rank(), element_type_named(config.train.dtype));
+  Parameters parameters(prepared.model, layout, world.rank(), element_type_named(config.train.dtype));
   const ResumeRequest request{options.resume, options.resume_path, options.accept_changes, threads};
   const Start start = begin_from(env, world, config, request, initial, parameters);
   say_start(log, start, config);
@@ -184,8 +182,8 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
     say_start(log, back, config);
     return back.state;
   };
-  TrainingLoop loop({config, comms, parameters, pipeline, optimizer, *prepared->train_data, *prepared->order,
-                     prepared->valid_data.get(), checkpointing, progress, log, generation, last_checkpoint},
+  TrainingLoop loop({config, comms, parameters, pipeline, optimizer, *prepared.train_data, *prepared.order,
+                     prepared.valid_data.get(), checkpointing, progress, log, generation, last_checkpoint},
                     start.state);
   const LoopEnd end = loop.run(last);
   progress.enter(Phase::exit);
@@ -198,6 +196,27 @@ int train(const TrainOptions& options, const Config& given, const std::optional<
   log.line(fmt::format("done at step {} of {}  loss {:.4f}", loop.state().step, config.train.steps,
                        loop.state().loss.value_or(0)));
   return 0;
+}
+
+/// train() and what goes around it, for as long as all ranks leave in order.
+int join_and_train(const TrainOptions& options, const Config& given,
+                   const std::optional<Supervised>& supervised, Communicator& world, const MpiRuntime& mpi,
+                   Progress& progress) {
+  std::optional<Prepared> prepared;
+  together(world, [&] {
+    prepared = prepare(given, world.size());
+    if (!options.trace.empty() && world.rank() == 0) check_trace_file(options.trace);
+  });
+  const RunIdentity identity = join_run(ckpt::posix_env(), world, prepared->config, supervised);
+  RunTrace trace(options.trace, world, identity.generation.number, identity.supervised);
+  try {
+    const int status = train(options, *prepared, identity, world, mpi, progress);
+    trace.finish();
+    return status;
+  } catch (const AgreedError&) {
+    trace.finish();
+    throw;
+  }
 }
 
 const char* cause(const Error& error) {
@@ -245,7 +264,7 @@ int run_worker(const TrainOptions& options) {
     together(*world, [&] {
       if (config_error) throw *config_error;
     });
-    const int status = train(options, config, supervisor, *world, mpi, progress);
+    const int status = join_and_train(options, config, supervisor, *world, mpi, progress);
     progress.finish(status);
     return status;
   } catch (const AgreedError& error) {
