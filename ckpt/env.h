@@ -18,7 +18,8 @@ namespace shardwright::ckpt {
 class WritableFile {
  public:
   virtual ~WritableFile() = default;
-  /// Writes all of `data` at `offset`, extending the file as needed. Throws Error(io | no_space).
+  /// Writes all of `data` at `offset`, extending the file as needed; may start to make durable what was
+  /// written. Throws Error(io | no_space).
   virtual void write(std::uint64_t offset, std::span<const std::byte> data) = 0;
   /// Reads exactly data.size() bytes at `offset` (libhdf5 reads back what it wrote); zeros past the end.
   virtual void read(std::uint64_t offset, std::span<std::byte> data) = 0;

@@ -72,6 +72,29 @@ std::size_t read_fully(int fd, std::uint64_t offset, std::span<std::byte> data, 
   return done;
 }
 
+/// Starts the write-back of what a growing file has, so that the fsync at its end finds little left to do.
+/// Only a hint: what goes wrong here is left for fsync to find, and SYNC_FILE_RANGE_WRITE alone takes no
+/// write-back error from it (only the flags that wait do).
+class EarlyWriteBack {
+ public:
+  /// The file has all bytes below `end`, or will never have some of them.
+  void reached(int fd, std::uint64_t end) {
+    if (end < started_ + kStep) return;
+#ifdef __linux__
+    ::sync_file_range(fd, static_cast<off_t>(started_), static_cast<off_t>(end - started_),
+                      SYNC_FILE_RANGE_WRITE);
+#else
+    static_cast<void>(fd);
+#endif
+    started_ = end;
+  }
+
+ private:
+  // Measured (PERFORMANCE.md): 4 to 16 MiB are equal; 1 MiB and 64 MiB are slower.
+  static constexpr std::uint64_t kStep = 8u << 20;
+  std::uint64_t started_ = 0;
+};
+
 class PosixWritableFile : public WritableFile {
  public:
   PosixWritableFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -86,6 +109,7 @@ class PosixWritableFile : public WritableFile {
       data = data.subspan(static_cast<std::size_t>(n));
       offset += static_cast<std::uint64_t>(n);
     }
+    write_back_.reached(fd_.get(), offset);
   }
 
   void read(std::uint64_t offset, std::span<std::byte> data) override {
@@ -109,6 +133,7 @@ class PosixWritableFile : public WritableFile {
  private:
   Descriptor fd_;
   std::string path_;
+  EarlyWriteBack write_back_;
 };
 
 class PosixReadableFile : public ReadableFile {
