@@ -1,0 +1,164 @@
+// bench_codec CHECKPOINT [CODEC [THREADS]]: what encoding and decoding a trained state takes with nothing
+// beside it, kind by kind: bytes of state a second of one thread alone, and of each of THREADS at once; the
+// digest of what is stored, the fingerprint; stored / raw. One JSON object, with medians of seven passes over
+// up to 64 MiB of each kind, or `what` is wrong.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ckpt/checkpoint.h"
+#include "ckpt/chunk_codec.h"
+#include "ckpt/digest.h"
+#include "ckpt/fingerprint.h"
+#include "ckpt/scan.h"
+
+namespace shardwright::ckpt {
+namespace {
+
+constexpr int kPasses = 7;
+constexpr std::uint64_t kBytesOfAKind = 32u << 20;
+
+using Bytes = std::vector<std::byte>;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// Chunks of full size of each kind.
+std::map<std::string, std::vector<Bytes>> chunks_of(const Checkpoint& checkpoint) {
+  std::map<std::string, std::vector<Bytes>> kinds;
+  for (const StateEntry& state : checkpoint.manifest().states) {
+    const TensorEntry& tensor = checkpoint.manifest().tensors[state.tensor];
+    if (state.dtype != DType::f32) continue;
+    const Box box = Box::whole(tensor.shape);
+    Bytes values(box.elements() * size_of(state.dtype));
+    const LoadItem item{tensor.name, state.kind, state.dtype, tensor.shape, box, values.data()};
+    checkpoint.load({&item, 1}, {});
+    auto& chunks = kinds[state.kind];
+    for (std::size_t at = 0; at + kMaxChunkBytes <= values.size(); at += kMaxChunkBytes)
+      if (chunks.size() * kMaxChunkBytes < kBytesOfAKind)
+        chunks.emplace_back(values.data() + at, values.data() + at + kMaxChunkBytes);
+  }
+  return kinds;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// Passes of `work(thread)` by so many threads at once: median seconds of a pass of the slowest.
+template <class Work>
+double pass_s(int threads, const Work& work) {
+  std::vector<double> slowest(kPasses, 0);
+  const auto count = static_cast<std::size_t>(threads);
+  std::vector<std::vector<double>> seconds(count, std::vector<double>(kPasses));
+  std::barrier together(threads);
+  std::vector<std::jthread> workers;
+  for (std::size_t thread = 0; thread < count; ++thread)
+    workers.emplace_back([&, thread] {
+      for (std::size_t pass = 0; pass < kPasses; ++pass) {
+        together.arrive_and_wait();
+        const double start = now_s();
+        work(thread);
+        seconds[thread][pass] = now_s() - start;
+      }
+    });
+  workers.clear();
+  for (const auto& of_thread : seconds)
+    for (std::size_t pass = 0; pass < kPasses; ++pass)
+      slowest[pass] = std::max(slowest[pass], of_thread[pass]);
+  return median(slowest);
+}
+
+/// Rates of one kind, in GB of state a second and thread.
+nlohmann::json rates(const std::vector<Bytes>& chunks, Codec codec, int threads) {
+  std::vector<Bytes> stored(chunks.size());
+  std::vector<ChunkEncoder> encoders;
+  std::vector<ChunkDecoder> decoders(static_cast<std::size_t>(threads));
+  std::vector<Bytes> out(static_cast<std::size_t>(threads)), back(out.size(), Bytes(kMaxChunkBytes));
+  for (int thread = 0; thread < threads; ++thread) encoders.emplace_back(codec);
+  std::uint64_t raw = 0, kept = 0;
+  std::atomic<std::uint64_t> sink = 0;  // so that nothing is left out as unused
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    encoders[0].encode(chunks[i], sizeof(float), stored[i]);
+    raw += chunks[i].size();
+    kept += stored[i].size();
+  }
+  const Dims shape{kMaxChunkBytes / sizeof(float)};
+  const auto print = [&](std::size_t chunk) {
+    sink += fingerprint(chunks[chunk].data(), sizeof(float), Box::whole(shape), shape).h;
+  };
+  const auto rate = [&](int at_once, const auto& work) {
+    const auto whole = [&](std::size_t thread) {
+      for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) work(thread, chunk);
+    };
+    return static_cast<double>(raw) / pass_s(at_once, whole) / 1e9;
+  };
+  const auto encode = [&](std::size_t thread, std::size_t chunk) {
+    encoders[thread].encode(chunks[chunk], sizeof(float), out[thread]);
+  };
+  const auto decode = [&](std::size_t thread, std::size_t chunk) {
+    decoders[thread].decode(stored[chunk], sizeof(float), back[thread]);
+  };
+  const auto digest = [&](std::size_t, std::size_t chunk) { sink += xxh3_128(stored[chunk]).low; };
+  const auto save = [&](std::size_t thread, std::size_t chunk) {
+    print(chunk);
+    encode(thread, chunk);
+    sink += xxh3_128(out[thread]).low;
+  };
+  const auto load = [&](std::size_t thread, std::size_t chunk) {
+    digest(thread, chunk);
+    decode(thread, chunk);
+  };
+  return {{"raw_bytes", raw},
+          {"stored_ratio", static_cast<double>(kept) / static_cast<double>(raw)},
+          {"encode_gbps", rate(1, encode)},
+          {"decode_gbps", rate(1, decode)},
+          {"digest_gbps", rate(1, digest)},
+          {"fingerprint_gbps", rate(1, [&](std::size_t, std::size_t chunk) { print(chunk); })},
+          {"save_pass_gbps", rate(1, save)},
+          {"save_pass_gbps_each_of_all", rate(threads, save)},
+          {"load_pass_gbps", rate(1, load)},
+          {"load_pass_gbps_each_of_all", rate(threads, load)}};
+}
+
+int run(int count, char** arguments) {
+  if (count < 2 || count > 4)
+    throw Error(ErrorCode::usage, "bench_codec CHECKPOINT [CODEC [THREADS]] is right");
+  const Checkpoint checkpoint = Checkpoint::open(posix_env(), resolve_checkpoint(posix_env(), arguments[1]));
+  const Codec codec = parse_codec(count > 2 ? arguments[2] : "auto");
+  const int threads = count > 3 ? std::stoi(arguments[3])
+                                : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  if (threads < 1 || threads > 1024) throw Error(ErrorCode::usage, "THREADS: 1 to 1024 is right");
+  nlohmann::json kinds = nlohmann::json::object();
+  for (const auto& [kind, chunks] : chunks_of(checkpoint))
+    if (!chunks.empty()) kinds[kind] = rates(chunks, codec, threads);
+  if (kinds.empty())
+    throw Error(ErrorCode::usage,
+                fmt::format("{}: no fp32 tensor has a whole chunk of {} bytes; take a larger model",
+                            arguments[1], kMaxChunkBytes));
+  fmt::print("{}\n", nlohmann::json{{"codec", name(codec)}, {"threads", threads}, {"kinds", kinds}}.dump());
+  return 0;
+}
+
+}  // namespace
+}  // namespace shardwright::ckpt
+
+int main(int count, char** arguments) {
+  try {
+    return shardwright::ckpt::run(count, arguments);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "bench_codec: error: {}\n", e.what());
+    return 1;
+  }
+}
