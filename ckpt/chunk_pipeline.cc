@@ -46,6 +46,7 @@ class ChunkPipeline::Worker {
     encoder_.encode(raw, size, chunk.stored);
     chunk.raw_bytes = static_cast<std::uint32_t>(raw.size());
     if (decoder_) {
+      const Clock::time_point start = Clock::now();
       back_.resize(raw.size());
       decoder_->decode(chunk.stored, size, back_);
       if (!std::equal(raw.begin(), raw.end(), back_.begin()))
@@ -55,14 +56,19 @@ class ChunkPipeline::Worker {
                 "tensor '{}' kind '{}': chunk {} decodes to other values than were encoded; memory or "
                 "processor may be faulty",
                 item.tensor, item.kind, index));
+      verify_seconds_ = seconds_since(start);
     }
     chunk.xxh3_64 = xxh3_64(chunk.stored);
   }
+
+  /// Of the last chunk, decoding it again.
+  double verify_seconds() const { return verify_seconds_; }
 
  private:
   ChunkEncoder encoder_;
   std::optional<ChunkDecoder> decoder_;
   std::vector<std::byte> dense_, padded_, back_;
+  double verify_seconds_ = 0;
 };
 
 ChunkPipeline::ChunkPipeline(std::span<const SaveItem> items, std::span<const BoxRecord> boxes,
@@ -124,13 +130,14 @@ bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer) {
   return false;
 }
 
-void ChunkPipeline::finish(const Place& place, EncodedChunk&& chunk, double seconds) {
+void ChunkPipeline::finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds) {
   {
     const std::lock_guard lock(mutex_);
     in_flight_ -= claim_bytes(place.box);
     in_flight_ += chunk.stored.size();
     peak_ = std::max(peak_, in_flight_);
     encode_seconds_ += seconds;
+    verify_seconds_ += verify_seconds;
     done_.emplace(place.number, std::move(chunk));
   }
   changed_.notify_all();
@@ -146,7 +153,7 @@ void ChunkPipeline::work() {
       const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
       const Clock::time_point start = Clock::now();
       worker.encode(items_[place.box], boxes_[place.box], place.chunk, chunk);
-      finish(place, std::move(chunk), seconds_since(start));
+      finish(place, std::move(chunk), seconds_since(start), worker.verify_seconds());
       chunk = {};
     }
   } catch (...) {
@@ -187,6 +194,11 @@ void ChunkPipeline::recycle(EncodedChunk&& chunk) {
 double ChunkPipeline::encode_seconds() const {
   const std::lock_guard lock(mutex_);
   return encode_seconds_;
+}
+
+double ChunkPipeline::verify_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return verify_seconds_;
 }
 
 std::uint64_t ChunkPipeline::peak_bytes() const {

@@ -40,6 +40,7 @@ class ChunkPipeline {
   void recycle(EncodedChunk&& chunk);
 
   double encode_seconds() const;
+  double verify_seconds() const;  // of these
   std::uint64_t peak_bytes() const;
 
  private:
@@ -52,7 +53,7 @@ class ChunkPipeline {
 
   void work();
   bool claim(Place& place, std::vector<std::byte>& buffer);
-  void finish(const Place& place, EncodedChunk&& chunk, double seconds);
+  void finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds);
   std::uint64_t claim_bytes(std::size_t box) const;
 
   const std::span<const SaveItem> items_;
@@ -70,6 +71,7 @@ class ChunkPipeline {
   std::uint64_t in_flight_ = 0;
   std::uint64_t peak_ = 0;
   double encode_seconds_ = 0;
+  double verify_seconds_ = 0;
   std::vector<std::thread> threads_;
 };
 

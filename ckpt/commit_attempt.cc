@@ -97,12 +97,14 @@ void insist_mine(const CommitJob& job) {
 
 }  // namespace
 
-Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel) {
+Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>* cancel, CommitStats* stats) {
   const std::string parent = std::filesystem::path(job.final_dir).parent_path().string();
   if (job.supersede_suffix.empty() && env.exists(job.final_dir))
     throw Error(ErrorCode::exists,
                 job.final_dir + ": is there already; choose another name or remove it first", job.final_dir);
+  const Clock::time_point asked = Clock::now();
   const std::vector<Part> parts = collect_parts(env, job, cancel);
+  if (stats != nullptr) stats->parts_wait_s = std::chrono::duration<double>(Clock::now() - asked).count();
   Manifest manifest = assemble(parts, job.description);
   check_training_step(job.final_dir, job.commit, manifest);
   if (job.before_commit) job.before_commit(manifest);

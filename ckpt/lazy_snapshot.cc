@@ -20,10 +20,11 @@
 namespace shardwright::ckpt {
 namespace {
 
-/// Bytes that all boxes of a snapshot keep now, and the most that they kept.
+/// Bytes that all boxes of a snapshot keep now, the most that they kept, and all that they ever did.
 class KeptBytes {
  public:
   void add(std::uint64_t bytes) {
+    all_.fetch_add(bytes);
     const std::uint64_t now = now_.fetch_add(bytes) + bytes;
     std::uint64_t most = most_.load();
     while (most < now && !most_.compare_exchange_weak(most, now)) {
@@ -31,9 +32,10 @@ class KeptBytes {
   }
   void remove(std::uint64_t bytes) { now_.fetch_sub(bytes); }
   std::uint64_t most() const { return most_.load(); }
+  std::uint64_t all() const { return all_.load(); }
 
  private:
-  std::atomic<std::uint64_t> now_{0}, most_{0};
+  std::atomic<std::uint64_t> now_{0}, most_{0}, all_{0};
 };
 
 /// One item's memory. read() and before_write() may be called at once, from any threads.
@@ -146,6 +148,7 @@ class LazySnapshot : public Snapshot {
     for (auto at = first; at != last; ++at) at->second->before_write(box);
   }
   std::uint64_t host_bytes() const override { return copies_->host_bytes() + kept_bytes_.most(); }
+  std::uint64_t copied_bytes() const override { return copies_->copied_bytes() + kept_bytes_.all(); }
 
  private:
   KeptBytes kept_bytes_;

@@ -80,6 +80,7 @@ struct Saver::State {
   /// Writes, publishes, and on rank 0 commits and prunes.
   void run(Job& job) {
     SaveOutcome& outcome = job.outcome;
+    outcome.queue_s = seconds_since(job.start) - 1e-3 * outcome.snapshot_ms;
     const trace::Span span("save", "step", static_cast<std::int64_t>(outcome.step));
     const std::string directory = attempt_dir(outcome.step, outcome.attempt);
     bool created = false, published = false;
@@ -110,6 +111,7 @@ struct Saver::State {
         tell_failure(outcome, directory);
     }
     outcome.total_s = seconds_since(job.start);
+    if (job.snapshot) outcome.copied_bytes = job.snapshot->copied_bytes();
     job.snapshot.reset();
   }
 
@@ -121,6 +123,8 @@ struct Saver::State {
     outcome.raw_bytes = stats.raw_bytes;
     outcome.stored_bytes = stats.stored_bytes;
     outcome.encode_s = stats.encode_s;
+    outcome.verify_s = stats.verify_s;
+    outcome.chunk_wait_s = stats.chunk_wait_s;
     outcome.write_s = stats.write_s;
     outcome.fsync_s = stats.fsync_s;
     outcome.peak_host_bytes = stats.peak_host_bytes + job.snapshot->host_bytes();
@@ -151,7 +155,9 @@ struct Saver::State {
         0.0, std::min(options.commit_deadline_s, options.save_deadline_s - seconds_since(job.start)));
     commit.still_mine = [this] { return still_mine(); };
     commit.supersede_suffix = fmt::format(".superseded-{}", options.generation);
-    commit_attempt(env, commit, &cancel);
+    CommitStats stats;
+    commit_attempt(env, commit, &cancel, &stats);
+    job.outcome.parts_wait_s = stats.parts_wait_s;
     job.outcome.commit_s = seconds_since(start);
   }
 
@@ -256,6 +262,7 @@ struct Saver::State {
   void finish(Job job) {
     const std::lock_guard lock(mutex);
     job.outcome.stall_ms += waited_ms;
+    job.outcome.before_write_ms = waited_ms;
     outcomes.push_back(std::move(job.outcome));
     snapshot.reset();
     running = false;
@@ -333,13 +340,14 @@ void Saver::start(SaveRequest request) {
   } catch (const std::exception& e) {
     failed_by(job.outcome, e);
   }
+  job.outcome.snapshot_ms = 1e3 * seconds_since(job.start);
   if (!s.options.async) {
     s.run(job);
     job.outcome.stall_ms = 1e3 * job.outcome.total_s;
     s.finish(std::move(job));
     return;
   }
-  job.outcome.stall_ms = 1e3 * seconds_since(job.start);
+  job.outcome.stall_ms = job.outcome.snapshot_ms;
   const std::lock_guard lock(s.mutex);
   s.snapshot = job.snapshot;
   s.pending = std::move(job);

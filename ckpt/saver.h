@@ -58,14 +58,24 @@ struct SaveOutcome {
   ErrorCode code = ErrorCode::io;  // of the reason, where the save failed
   std::uint64_t raw_bytes = 0;
   std::uint64_t stored_bytes = 0;
-  double stall_ms = 0;  // the calling thread's time in start() and before_write()
-  double total_s = 0;
+  // Of the calling thread. Where a save runs in the background, stall_ms is the sum of the two below it; else
+  // it is total_s.
+  double stall_ms = 0;
+  double snapshot_ms = 0;      // in start(), until the state is safe
+  double before_write_ms = 0;  // in before_write(): waiting for chunks that are being read, and copying
+  // Of the saving thread, in the order of a save.
+  double total_s = 0;  // from start() to the end
+  double queue_s = 0;  // until it began
   double encode_s = 0;
+  double verify_s = 0;
+  double chunk_wait_s = 0;
   double write_s = 0;
   double fsync_s = 0;
-  double commit_s = 0;
-  std::uint64_t peak_host_bytes = 0;
-  std::vector<std::string> retired;  // checkpoints that retention removed
+  double commit_s = 0;                // rank 0: all that follows its own part
+  double parts_wait_s = 0;            // of that, for the parts of all ranks
+  std::uint64_t copied_bytes = 0;     // by the snapshot, at once or before a write
+  std::uint64_t peak_host_bytes = 0;  // chunk buffers and copies
+  std::vector<std::string> retired;   // checkpoints that retention removed
 };
 
 /// Retention runs after each commit of rank 0, so it can never remove what this generation resumed from

@@ -18,7 +18,9 @@ struct ShardOptions {
 struct ShardStats {
   std::uint64_t raw_bytes = 0;
   std::uint64_t stored_bytes = 0;
-  double encode_s = 0;  // summed over workers
+  double encode_s = 0;      // summed over workers: reading, encoding, hashing, and verify_s
+  double verify_s = 0;      // of that, decoding again and comparing
+  double chunk_wait_s = 0;  // of the writing thread, for the next encoded chunk
   double write_s = 0;
   double fsync_s = 0;
   std::uint64_t peak_host_bytes = 0;  // in flight: raw and stored chunk buffers

@@ -167,7 +167,10 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
       if (rows.size() == plan.chunks / 2) fault_point("shard.mid", rank, step);
       EncodedChunk chunk = [&] {
         const trace::Span span("wait for chunk");
-        return pipeline.next(cancel);
+        const Clock::time_point asked = Clock::now();
+        EncodedChunk next = pipeline.next(cancel);
+        stats.chunk_wait_s += seconds_since(asked);
+        return next;
       }();
       const trace::Span span("write", "bytes", static_cast<std::int64_t>(chunk.stored.size()));
       const Clock::time_point start = Clock::now();
@@ -233,6 +236,7 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
     ShardFile shard(*file, path);
     rows = write_datasets(shard, pipeline, plan, rank, step, measured, cancel);
     measured.encode_s = pipeline.encode_seconds();
+    measured.verify_s = pipeline.verify_seconds();
     measured.peak_host_bytes = pipeline.peak_bytes();
     record.table_address = shard.write_table(rows);
     fault_point("shard.close", rank, step);

@@ -25,6 +25,7 @@ class CopySnapshot : public Snapshot {
   std::span<const SaveItem> items() const override { return items_; }
   void before_write(const std::string&, const std::string&, const Box&) override {}  // all was copied already
   std::uint64_t host_bytes() const override { return bytes_; }
+  std::uint64_t copied_bytes() const override { return bytes_; }
 
  private:
   std::vector<SaveItem> items_;

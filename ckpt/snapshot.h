@@ -24,6 +24,8 @@ class Snapshot {
   virtual void before_write(const std::string& tensor, const std::string& kind, const Box& box) = 0;
   /// Host memory for copies, the most at one time.
   virtual std::uint64_t host_bytes() const = 0;
+  /// Bytes copied so far, each time they were.
+  virtual std::uint64_t copied_bytes() const = 0;
 };
 
 /// Copies all items into private host memory before it returns.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <thread>
 
+#include "ckpt/fault.h"
 #include "ckpt/run_dir.h"
 #include "ckpt/scan.h"
 #include "ckpt/verify.h"
@@ -91,6 +92,13 @@ TEST_F(SaverTest, B86_AsyncAndSyncCommitAndPointToTheLast) {
         EXPECT_GT(o.stored_bytes, 0u);
         EXPECT_GE(o.peak_host_bytes, o.raw_bytes) << "the snapshot itself is host memory";
         EXPECT_GE(o.total_s * 1e3, o.stall_ms);
+        EXPECT_GT(o.snapshot_ms, 0);
+        EXPECT_GE(o.queue_s, 0);
+        EXPECT_GE(o.total_s, o.queue_s + o.chunk_wait_s + o.write_s + o.fsync_s + o.commit_s);
+        EXPECT_GE(o.commit_s, o.parts_wait_s);
+        EXPECT_EQ(o.parts_wait_s > 0, o.commit_s > 0) << "rank 0 alone waits for parts";
+        EXPECT_EQ(o.copied_bytes, o.raw_bytes) << "without `lazy` all is copied";
+        EXPECT_EQ(o.verify_s, 0);
       }
       EXPECT_TRUE(verify(env_, outcomes[0].path, 1).ok());
       expect_sample(Checkpoint::open(env_, outcomes[0].path), step);
@@ -120,6 +128,37 @@ TEST_F(SaverTest, B81_ValuesAreThoseAtTheCall) {
       expect_sample(Checkpoint::open(env_, checkpoints_ + "/" + step_dir_name(step)), step);
     }
   }
+}
+
+TEST_F(SaverTest, OutcomeSaysWhatTheTrainingThreadCopiedAndWaitedFor) {
+  SaverOptions o = options(0, 1);
+  o.lazy = true;
+  o.shard.verify_writes = true;
+  Saver saver(env_, o);
+  // Nothing changes while it is written: nothing is copied.
+  saver.start(request(1, 1, 0, 1));
+  saver.wait(30);
+  SaveOutcome still = saver.take_outcomes().at(0);
+  EXPECT_EQ(still.copied_bytes, 0u);
+  EXPECT_EQ(still.before_write_ms, 0);
+  EXPECT_DOUBLE_EQ(still.stall_ms, still.snapshot_ms);
+  EXPECT_GT(still.verify_s, 0);
+  EXPECT_GT(still.encode_s, still.verify_s);
+
+  // All changes before the first chunk is read: all is copied.
+  set_fault("shard.open=delay(200)");
+  SaveRequest r = request(2, 2, 0, 1);
+  const std::vector<SaveItem> items = r.items;
+  saver.start(std::move(r));
+  for (const SaveItem& item : items)
+    saver.before_write(item.tensor, item.kind, Box::whole(item.global_shape));
+  saver.wait(30);
+  set_fault("");
+  const SaveOutcome all = saver.take_outcomes().at(0);
+  EXPECT_EQ(all.result, SaveResult::committed) << all.reason;
+  EXPECT_EQ(all.copied_bytes, all.raw_bytes);
+  EXPECT_GT(all.before_write_ms, 0);
+  EXPECT_DOUBLE_EQ(all.stall_ms, all.snapshot_ms + all.before_write_ms);
 }
 
 TEST_F(SaverTest, B110_KeepOneLeavesExactlyOne) {

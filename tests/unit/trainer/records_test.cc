@@ -96,13 +96,22 @@ TEST_F(RecordFiles, CheckpointAndEvalAndEventAreWholeObjects) {
   outcome.path = "dir/with \"quotes\" and \xff";
   outcome.result = ckpt::SaveResult::skipped;
   outcome.reason = "busy";
+  outcome.parts_wait_s = 1.5;
+  outcome.copied_bytes = 77;
   records.checkpoint(outcome);
   records.eval(5, 2.5, 100);
   records.event(3, "generation_start", R"({"ranks":3,"layout":"t1p1d3z1"})");
   records.event(3, "done");
   const auto metrics = lines("metrics.jsonl");
   ASSERT_EQ(metrics.size(), 2U);
-  EXPECT_EQ(json::parse(metrics[0])["outcome"], "skipped");
+  const json checkpoint = json::parse(metrics[0]);
+  EXPECT_EQ(checkpoint["outcome"], "skipped");
+  for (const char* field : {"raw_bytes", "stored_bytes", "stall_ms", "total_s", "encode_s", "write_s",
+                            "fsync_s", "commit_s", "peak_host_bytes", "snapshot_ms", "before_write_ms",
+                            "queue_s", "verify_s", "chunk_wait_s", "parts_wait_s", "copied_bytes"})
+    EXPECT_TRUE(checkpoint.contains(field)) << field;
+  EXPECT_EQ(checkpoint["parts_wait_s"], 1.5);
+  EXPECT_EQ(checkpoint["copied_bytes"], 77);
   EXPECT_EQ(json::parse(metrics[1]), json::parse(R"({"type":"eval","step":5,"loss":2.5,"tokens":100})"));
   const auto events = lines("events.jsonl");
   ASSERT_EQ(events.size(), 2U);
