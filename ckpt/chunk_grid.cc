@@ -33,7 +33,9 @@ Dims default_chunk(const Dims& box_shape, std::size_t element_size) {
   Dims chunk = box_shape;
   std::uint64_t room = kMaxChunkBytes / element_size;
   for (std::size_t d = chunk.size(); d-- > 0;) {
-    chunk[d] = std::clamp<std::uint64_t>(chunk[d], 1, room);
+    const std::uint64_t pieces = chunk[d] / room + (chunk[d] % room != 0);
+    // Of equal size: what a last, smaller one is padded with would be compressed and stored as well.
+    chunk[d] = pieces < 2 ? std::max<std::uint64_t>(chunk[d], 1) : (chunk[d] + pieces - 1) / pieces;
     room /= chunk[d];
   }
   return chunk;

@@ -6,8 +6,8 @@ plain durable write (the ceiling), torch.save, PyTorch's distributed checkpoint 
         [--copies N] [--dir .] [--rounds 3] [--threads CORES] [--only PATTERN] [--json]
 
 State: --state takes param, exp_avg and exp_avg_sq of a trained model (tests/bench/trained_state.py makes one); --size makes
-random values instead, which compress like no trained model. --copies repeats the tensors in memory of their own: chunks
-are compressed one by one, so a ratio stays. Types: fp32 is those 12 bytes a parameter; bf16 adds the weights of mixed
+random values instead, which compress like no trained model. --copies repeats the tensors under other names in memory of their
+own: chunks are compressed one by one, so ratios stay, but with many small tensors some ways are slower than with large ones. Types: fp32 is those 12 bytes a parameter; bf16 adds the weights of mixed
 precision, rounded from the master, 14 bytes. Shardwright saves the master and rounds it again after loading (timed); its
 line `all 14 B` saves the weights as well. Everybody else saves all 14 bytes, which are what GB/s and ratios are counted in.
 
@@ -27,6 +27,7 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -104,6 +105,17 @@ def copy_rate(state, into, threads):
     pairs = [(into[key], array) for key, array in state.items()]
     with ThreadPoolExecutor(threads) as pool:
         return bytes_of(state) / timed(lambda: list(pool.map(lambda pair: numpy.copyto(*pair), pairs)))[0]
+
+
+def workers_alone(build, state, threads):
+    """What bench_codec says of a trained state: GB/s of fp32 state a core, over all kinds; None where it is not built."""
+    program = os.path.join(build, "bin", "bench_codec")
+    if not (state and os.path.exists(program)):
+        return None
+    told = subprocess.run([program, state, "auto", str(threads)], check=True, stdout=subprocess.PIPE, text=True).stdout
+    kinds = list(json.loads(told)["kinds"].values())
+    return {key: sum(kind["raw_bytes"] for kind in kinds) / sum(kind["raw_bytes"] / kind[key] for kind in kinds)
+            for key in kinds[0] if key.endswith("gbps") or key.endswith("of_all")}
 
 
 def differing(state, loaded):
@@ -220,13 +232,15 @@ def main():
                     samples[name].append(measured(chosen[name], state, into, os.path.join(scratch, "way")))
                 except Exception as error:
                     raise SystemExit(f"peers.py: error: {name}: {error}") from error
+    alone = workers_alone(arguments.build, arguments.state, arguments.threads)
     rows = [summary(name, of_way[1:], size) for name, of_way in samples.items()]
     versions = {name: getattr(package(name), "__version__", None) or importlib.metadata.version(name)
                 for name in ("numpy", "torch", "safetensors", "h5py", "hdf5plugin") if package(name)}
     out = {"state": arguments.state or "random", "type": "bf16" if mixed else "fp32", "raw_bytes": size,
            "tensors": len(state), "copies": arguments.copies, "rounds": arguments.rounds, "threads": arguments.threads,
            "cores": len(os.sched_getaffinity(0)), "load_average": os.getloadavg()[0], "versions": versions,
-           "memory_copy_gbps": statistics.median(copies[1:]) / 1e9, "left_out": missing, "ways": rows}
+           "memory_copy_gbps": statistics.median(copies[1:]) / 1e9, "workers_alone": alone, "left_out": missing,
+           "ways": rows}
     if arguments.json:
         print(json.dumps(out))
         return 0
@@ -235,6 +249,9 @@ def main():
     report(rows, f"{'trained' if arguments.state else 'random'} {out['type']} state of {size / 1e6:.0f} MB, {len(state)} "
                  f"tensors; {arguments.rounds} rounds; memory copy {out['memory_copy_gbps']:.1f} GB/s with "
                  f"{arguments.threads} threads; load of the machine {out['load_average']:.1f}")
+    if alone:
+        print("workers alone, GB/s of fp32 state a core: "
+              + ", ".join(f"{key.replace('_gbps', '').replace('_', ' ')} {rate:.2f}" for key, rate in alone.items()))
     return 0
 
 

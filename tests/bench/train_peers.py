@@ -44,62 +44,79 @@ LAYOUTS = ["t1", "t2", "d2z1"]
 LR, BETAS, DECAY, CLIP = 3e-4, (0.9, 0.95), 0.1, 1.0
 
 
+class TorchTraining:
+    """PyTorch's side: a GPT-2, AdamW, clipped gradients, one batch again and again."""
+
+    def __init__(self, shape, dtype, threads, micro_batch=None):
+        import torch
+        from torch import nn
+        from torch.nn import functional
+
+        torch.set_num_threads(threads)
+        torch.manual_seed(1)
+        hidden = shape.hidden
+
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+                self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+                self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+            def forward(self, x):
+                batch, length, _ = x.shape
+                q, k, v = (t.view(batch, length, shape.heads, -1).transpose(1, 2)
+                           for t in self.qkv(self.norm1(x)).split(hidden, dim=2))
+                a = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+                x = x + self.out(a.transpose(1, 2).reshape(batch, length, hidden))
+                return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+        class Gpt(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.tokens, self.positions = nn.Embedding(shape.vocab, hidden), nn.Embedding(shape.length, hidden)
+                self.blocks = nn.ModuleList(Block() for _ in range(shape.layers))
+                self.norm = nn.LayerNorm(hidden)
+
+            def forward(self, tokens, targets):
+                x = self.tokens(tokens) + self.positions(torch.arange(shape.length))
+                for block in self.blocks:
+                    x = block(x)
+                logits = functional.linear(self.norm(x), self.tokens.weight)
+                return functional.cross_entropy(logits.float().view(-1, shape.vocab), targets.view(-1))
+
+        self.torch, self.model, self.dtype, self.micro_batch = torch, Gpt(), dtype, micro_batch or shape.batch
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY)
+        self.tokens, self.targets = torch.randint(shape.vocab, (2, shape.batch, shape.length))
+
+    def forward_backward(self):
+        """The loss, and gradients of the whole batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0
+        for tokens, targets in zip(self.tokens.split(self.micro_batch), self.targets.split(self.micro_batch)):
+            with self.torch.autocast("cpu", self.torch.bfloat16, enabled=self.dtype == "bf16"):
+                loss = self.model(tokens, targets) * (len(tokens) / len(self.tokens))
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def update(self):
+        self.torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        self.optimizer.step()
+
+
 def torch_step_ms(shape, dtype, steps, threads):
     """Median milliseconds of a step; runs in a process of its own."""
-    import torch
-    from torch import nn
-    from torch.nn import functional
-
-    torch.set_num_threads(threads)
-    torch.manual_seed(1)
-    hidden = shape.hidden
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
-            self.qkv, self.out = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
-            self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
-
-        def forward(self, x):
-            batch, length, _ = x.shape
-            q, k, v = (t.view(batch, length, shape.heads, -1).transpose(1, 2)
-                       for t in self.qkv(self.norm1(x)).split(hidden, dim=2))
-            a = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(a.transpose(1, 2).reshape(batch, length, hidden))
-            return x + self.down(functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-    class Gpt(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(shape.vocab, hidden), nn.Embedding(shape.length, hidden)
-            self.blocks = nn.ModuleList(Block() for _ in range(shape.layers))
-            self.norm = nn.LayerNorm(hidden)
-
-        def forward(self, tokens, targets):
-            x = self.tokens(tokens) + self.positions(torch.arange(shape.length))
-            for block in self.blocks:
-                x = block(x)
-            logits = functional.linear(self.norm(x), self.tokens.weight)
-            return functional.cross_entropy(logits.float().view(-1, shape.vocab), targets.view(-1))
-
-    model = Gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, weight_decay=DECAY)
-    tokens, targets = torch.randint(shape.vocab, (2, shape.batch, shape.length))
+    training = TorchTraining(shape, dtype, threads)
 
     def step():
         start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-            loss = model(tokens, targets)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        loss.item()
+        training.forward_backward()
+        training.update()
         return (time.perf_counter() - start) * 1e3
 
     step()
-    return statistics.median(step() for _ in range(steps)), torch.__version__
+    return statistics.median(step() for _ in range(steps)), training.torch.__version__
 
 
 def parsed(layout):

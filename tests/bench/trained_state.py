@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Trains a GPT-2 on text and leaves its last checkpoint: a state with the entropy of real weights and moments, for peers.py.
 
-    python3 tests/bench/trained_state.py RUN_DIR [--build build/release] [--model 10m|85m] [--dtype fp32|bf16] [--steps 300]
+    python3 tests/bench/trained_state.py RUN_DIR [--build build/release] [--model 10m|50m] [--dtype fp32|bf16] [--steps 300]
         [--batch 8] [TEXT FILES...]
 
-Models, of bytes (vocabulary 256), sequences of 256: 10m is 6 layers x 384, 85m is 12 x 768. Text: the licences of any Debian
+Models, of bytes (vocabulary 256), sequences of 256: 10m is 6 layers x 384, 50m is 4 x 1,024. Text: the licences of any Debian
 machine where no files are given. The run's directory must be new; `peers.py --state RUN_DIR` reads its newest checkpoint.
 """
 
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 
-MODELS = {"10m": (6, 384, 6), "85m": (12, 768, 12)}  # layers, hidden, heads
+MODELS = {"10m": (6, 384, 6), "50m": (4, 1024, 16)}  # layers, hidden, heads
 
 
 def main():
