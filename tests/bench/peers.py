@@ -107,13 +107,17 @@ def copy_rate(state, into, threads):
         return bytes_of(state) / timed(lambda: list(pool.map(lambda pair: numpy.copyto(*pair), pairs)))[0]
 
 
-def workers_alone(build, state, threads):
-    """What bench_codec says of a trained state: GB/s of fp32 state a core, over all kinds; None where it is not built."""
+def workers_alone(build, state, threads, missing):
+    """What bench_codec says of a trained state: GB/s of fp32 state a core, over all kinds; or None, and why in `missing`."""
     program = os.path.join(build, "bin", "bench_codec")
-    if not (state and os.path.exists(program)):
+    if not os.path.exists(program):
+        missing.append("left out: what the workers do alone; bench_codec is not built")
         return None
-    told = subprocess.run([program, state, "auto", str(threads)], check=True, stdout=subprocess.PIPE, text=True).stdout
-    kinds = list(json.loads(told)["kinds"].values())
+    told = subprocess.run([program, state, "auto", str(threads)], capture_output=True, text=True)
+    if told.returncode != 0:
+        missing.append(f"left out: what the workers do alone; {told.stderr.strip()}")
+        return None
+    kinds = list(json.loads(told.stdout)["kinds"].values())
     return {key: sum(kind["raw_bytes"] for kind in kinds) / sum(kind["raw_bytes"] / kind[key] for kind in kinds)
             for key in kinds[0] if key.endswith("gbps") or key.endswith("of_all")}
 
@@ -232,7 +236,7 @@ def main():
                     samples[name].append(measured(chosen[name], state, into, os.path.join(scratch, "way")))
                 except Exception as error:
                     raise SystemExit(f"peers.py: error: {name}: {error}") from error
-    alone = workers_alone(arguments.build, arguments.state, arguments.threads)
+    alone = workers_alone(arguments.build, arguments.state, arguments.threads, missing) if arguments.state else None
     rows = [summary(name, of_way[1:], size) for name, of_way in samples.items()]
     versions = {name: getattr(package(name), "__version__", None) or importlib.metadata.version(name)
                 for name in ("numpy", "torch", "safetensors", "h5py", "hdf5plugin") if package(name)}
