@@ -9,6 +9,7 @@ import importlib
 import mmap
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 
@@ -65,7 +66,7 @@ class Shardwright:
         self.library.shardwright_error_message.restype = ctypes.c_char_p
 
     def __call__(self, function, *arguments):
-        if self.library["shardwright_" + function](*arguments) != 0:
+        if getattr(self.library, "shardwright_" + function)(*arguments) != 0:
             raise RuntimeError(f"{function}: {self.library.shardwright_error_message().decode()}")
 
     @staticmethod
@@ -164,8 +165,11 @@ class Ours:
         api, checkpoint = self.api, ctypes.c_void_p()
         api("checkpoint_open", os.path.join(folder, "run").encode(), ctypes.byref(checkpoint))
         try:
-            for index, name, kind, _, _ in api.tensors(checkpoint):
-                api.read(checkpoint, index, into[f"{kind}/{name}"], self.threads)
+            # Tensor by tensor on each thread, the largest first.
+            wanted = sorted(((index, into[f"{kind}/{name}"]) for index, name, kind, _, _ in api.tensors(checkpoint)),
+                            key=lambda item: -item[1].nbytes)
+            with ThreadPoolExecutor(self.threads) as pool:
+                list(pool.map(lambda item: api.read(checkpoint, *item, 1), wanted))
         finally:
             api.library.shardwright_checkpoint_close(checkpoint)
         for key in self.rounded:
