@@ -11,6 +11,7 @@
 
 #include "ckpt/byte_shuffle.h"
 #include "ckpt/error.h"
+#include "ckpt/zlib_stream.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -50,6 +51,8 @@ void raw_frame(std::span<const std::byte> content, std::vector<std::byte>& frame
   }
 }
 
+[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::damaged, "chunk: " + what); }
+
 }  // namespace
 
 std::string_view name(Codec codec) {
@@ -60,6 +63,8 @@ std::string_view name(Codec codec) {
       return "small";
     case Codec::none:
       return "none";
+    case Codec::deflate:
+      return "deflate";
   }
   return "unknown";
 }
@@ -68,10 +73,15 @@ Codec parse_codec(std::string_view text) {
   if (text == "fast" || text == "auto") return Codec::fast;
   if (text == "small") return Codec::small;
   if (text == "none") return Codec::none;
-  if (text == "deflate")
-    throw Error(ErrorCode::usage, "codec 'deflate': not built yet; auto, fast, small and none are known");
+  if (text == "deflate") return Codec::deflate;
   throw Error(ErrorCode::usage,
-              fmt::format("codec '{}': unknown; auto, fast, small and none are known", text));
+              fmt::format("codec '{}': unknown; auto, fast, small, none and deflate are known", text));
+}
+
+ChunkForm form_of(Codec codec) { return codec == Codec::deflate ? ChunkForm::zlib : ChunkForm::zstd; }
+
+ChunkForm form_of(std::span<const std::byte> stored) {
+  return begins_as_zlib(stored) ? ChunkForm::zlib : ChunkForm::zstd;
 }
 
 struct ChunkEncoder::State {
@@ -129,8 +139,13 @@ void ChunkEncoder::encode(std::span<const std::byte> raw, std::size_t element_si
   State& s = *state_;
   s.shuffled.resize(raw.size());
   byte_shuffle(raw, element_size, s.shuffled.data());
-  if (s.codec != Codec::none) s.compress(s.shuffled, raw.size() / element_size, stored);
-  if (s.codec == Codec::none || stored.size() >= raw.size()) raw_frame(s.shuffled, stored);
+  const std::size_t plane_bytes = raw.size() / element_size;
+  if (s.codec == Codec::deflate) {
+    zlib_compress(s.shuffled, plane_bytes, stored);
+  } else {
+    if (s.codec != Codec::none) s.compress(s.shuffled, plane_bytes, stored);
+    if (s.codec == Codec::none || stored.size() >= raw.size()) raw_frame(s.shuffled, stored);
+  }
   const std::uint32_t sum = fletcher32(stored);
   stored.resize(stored.size() + kChecksumBytes);
   put_little_endian(stored.data() + stored.size() - kChecksumBytes, sum, kChecksumBytes);
@@ -138,6 +153,7 @@ void ChunkEncoder::encode(std::span<const std::byte> raw, std::size_t element_si
 
 struct ChunkDecoder::State {
   ZSTD_DCtx* context;
+  ZlibDecoder zlib;
   std::vector<std::byte> shuffled;
 
   State() : context(ZSTD_createDCtx()) {
@@ -146,6 +162,17 @@ struct ChunkDecoder::State {
   ~State() { ZSTD_freeDCtx(context); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
+
+  void decode_zstd(std::span<const std::byte> frame, std::span<std::byte> planes) {
+    if (ZSTD_getFrameContentSize(frame.data(), frame.size()) != planes.size())
+      refuse(fmt::format("its frame does not say that it holds {} bytes", planes.size()));
+    if (ZSTD_findFrameCompressedSize(frame.data(), frame.size()) != frame.size())
+      refuse("not exactly one zstd frame");
+    const std::size_t n =
+        ZSTD_decompressDCtx(context, planes.data(), planes.size(), frame.data(), frame.size());
+    if (ZSTD_isError(n)) refuse(fmt::format("zstd: {}", ZSTD_getErrorName(n)));
+    if (n != planes.size()) refuse(fmt::format("it holds {} bytes; {} are right", n, planes.size()));
+  }
 };
 
 ChunkDecoder::ChunkDecoder() : state_(std::make_unique<State>()) {}
@@ -154,7 +181,6 @@ ChunkDecoder::ChunkDecoder(ChunkDecoder&&) noexcept = default;
 
 void ChunkDecoder::decode(std::span<const std::byte> stored, std::size_t element_size,
                           std::span<std::byte> raw) {
-  const auto refuse = [](const std::string& what) { throw Error(ErrorCode::damaged, "chunk: " + what); };
   if (stored.size() <= kChecksumBytes) refuse("too short for a frame and its checksum");
   const std::span<const std::byte> frame = stored.first(stored.size() - kChecksumBytes);
   std::byte sum[kChecksumBytes];
@@ -162,19 +188,16 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::size_t element
   if (std::memcmp(sum, frame.data() + frame.size(), kChecksumBytes) != 0)
     refuse("its Fletcher32 does not match");
 
-  if (ZSTD_getFrameContentSize(frame.data(), frame.size()) != raw.size())
-    refuse(fmt::format("its frame does not say that it holds {} bytes", raw.size()));
-  if (ZSTD_findFrameCompressedSize(frame.data(), frame.size()) != frame.size())
-    refuse("not exactly one zstd frame");
   State& s = *state_;
-  std::byte* target = raw.data();
+  std::span<std::byte> planes = raw;
   if (element_size > 1) {
     s.shuffled.resize(raw.size());
-    target = s.shuffled.data();
+    planes = s.shuffled;
   }
-  const std::size_t n = ZSTD_decompressDCtx(s.context, target, raw.size(), frame.data(), frame.size());
-  if (ZSTD_isError(n)) refuse(fmt::format("zstd: {}", ZSTD_getErrorName(n)));
-  if (n != raw.size()) refuse(fmt::format("it holds {} bytes; {} are right", n, raw.size()));
+  if (form_of(stored) == ChunkForm::zlib)
+    s.zlib.decode(frame, planes);
+  else
+    s.decode_zstd(frame, planes);
   if (element_size > 1) byte_unshuffle(s.shuffled, element_size, raw.data());
 }
 

@@ -1,5 +1,6 @@
-// One chunk between memory and file: byte shuffle -> one zstd frame with its content size -> Fletcher32 of
-// the frame, as HDF5's filters 2, 32015 and 3 define them, so that stock tools read what we write.
+// One chunk between memory and file: byte shuffle -> one zstd frame with its content size, or one zlib stream
+// -> Fletcher32 of that, as HDF5's filters 2, 32015 or 1, and 3 define them, so that stock tools read what we
+// write.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,14 @@ namespace shardwright::ckpt {
 
 inline constexpr std::uint64_t kMaxChunkBytes = 1u << 20;
 
+/// What a chunk is between the shuffle and its checksum: of HDF5's filter 32015, or of filter 1. All chunks
+/// of a dataset have the same.
+enum class ChunkForm : std::uint8_t { zstd, zlib };
+/// What a codec writes.
+ChunkForm form_of(Codec codec);
+/// What a stored chunk is, by its first byte, whatever else is wrong with it.
+ChunkForm form_of(std::span<const std::byte> stored);
+
 /// Encodes chunks; holds a zstd context and scratch, so keep one per thread.
 class ChunkEncoder {
  public:
@@ -21,7 +30,7 @@ class ChunkEncoder {
   ~ChunkEncoder();
   ChunkEncoder(ChunkEncoder&&) noexcept;
   /// Appends nothing: `stored` is replaced by the stored bytes of `raw` (frame, then 4 bytes of Fletcher32).
-  /// A chunk that would not shrink becomes a frame of raw blocks.
+  /// A chunk that would not shrink becomes a frame of raw blocks, or a stream of stored ones.
   void encode(std::span<const std::byte> raw, std::size_t element_size, std::vector<std::byte>& stored);
 
  private:

@@ -35,8 +35,10 @@ std::vector<hsize_t> extents(const Dims& dims) {
 /// The HDF5 side of a shard. All of it is called from one thread.
 class ShardFile {
  public:
-  ShardFile(WritableFile& file, const std::string& path)
+  /// `form` is that of all chunks.
+  ShardFile(WritableFile& file, const std::string& path, ChunkForm form)
       : path_(path),
+        form_(form),
         output_(file, path),
         links_(H5Pcreate(H5P_LINK_CREATE), H5Pclose, "create a property list", path) {
     must(H5Pset_char_encoding(links_, H5T_CSET_UTF8), "set a character set");
@@ -54,8 +56,9 @@ class ShardFile {
       must(H5Pset_shuffle(creation), "set filter 2");
       // Decoding ignores the level; a tool that writes the dataset again takes this one.
       const unsigned level = 1;
-      must(H5Pset_filter(creation, SHARDWRIGHT_ZSTD_FILTER_ID, H5Z_FLAG_MANDATORY, 1, &level),
-           "set filter 32015");
+      const H5Z_filter_t filter = form_ == ChunkForm::zlib ? H5Z_FILTER_DEFLATE : SHARDWRIGHT_ZSTD_FILTER_ID;
+      must(H5Pset_filter(creation, filter, H5Z_FLAG_MANDATORY, 1, &level),
+           fmt::format("set filter {}", filter));
       must(H5Pset_fletcher32(creation), "set filter 3");
     }
     const Hdf5Handle space = dataspace(shape);
@@ -150,6 +153,7 @@ class ShardFile {
   }
 
   std::string path_;
+  ChunkForm form_;
   Hdf5Output output_;
   Hdf5Handle links_;
   std::set<std::string> groups_;
@@ -233,7 +237,7 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
   record.name = shard_name(rank);
   {
     ChunkPipeline pipeline(items, plan.boxes, options);
-    ShardFile shard(*file, path);
+    ShardFile shard(*file, path, form_of(options.codec));
     rows = write_datasets(shard, pipeline, plan, rank, step, measured, cancel);
     measured.encode_s = pipeline.encode_seconds();
     measured.verify_s = pipeline.verify_seconds();

@@ -36,6 +36,8 @@ struct Worker {
   ChunkDecoder decoder;
   std::vector<std::byte> stored, raw, dense;
   std::vector<Fingerprint> sums;  // per state
+  // Per box, what its chunks were found to be: bit 0 for zstd, bit 1 for zlib.
+  std::vector<unsigned> forms;
 };
 
 class Verifier {
@@ -213,12 +215,16 @@ class Verifier {
     std::sort(tasks.begin(), tasks.end(),
               [](const Task& a, const Task& b) { return std::tie(a.file, a.row) < std::tie(b.file, b.row); });
     std::vector<Worker> workers(static_cast<std::size_t>(threads_));
-    for (Worker& w : workers) w.sums.resize(manifest_.states.size());
+    for (Worker& w : workers) {
+      w.sums.resize(manifest_.states.size());
+      w.forms.resize(manifest_.boxes.size());
+    }
     parallel_for(threads_, tasks.size(), [&](int worker, std::size_t i) {
       if (chunk(tasks[i], workers[static_cast<std::size_t>(worker)])) return;
       const std::lock_guard lock(mutex_);
       whole[manifest_.boxes[tasks[i].box].state] = 0;
     });
+    one_form_each(workers);
     for (std::size_t s = 0; s < manifest_.states.size(); ++s) {
       Fingerprint sum;
       for (const Worker& w : workers) sum += w.sums[s];
@@ -230,6 +236,21 @@ class Verifier {
                 fmt::format("{} {}: values have fingerprint {}; the manifest says {}", tensor, state.kind,
                             to_hex(sum), to_hex(state.fingerprint)),
                 tensor, state.kind);
+    }
+  }
+
+  /// A dataset's filters are those of one form; chunks of the other are read by us and by nobody else.
+  void one_form_each(const std::vector<Worker>& workers) {
+    for (std::size_t box = 0; box < manifest_.boxes.size(); ++box) {
+      unsigned forms = 0;
+      for (const Worker& w : workers) forms |= w.forms[box];
+      if (forms != 3) continue;
+      const BoxEntry& entry = manifest_.boxes[box];
+      const StateEntry& state = manifest_.states[entry.state];
+      problem("decode", manifest_.files[entry.file].name,
+              fmt::format("{}: some chunks are zstd frames and some zlib streams; a dataset has one filter",
+                          entry.dataset),
+              manifest_.tensors[state.tensor].name, state.kind);
     }
   }
 
@@ -258,6 +279,7 @@ class Verifier {
                     fmt::format("{}/{}: chunk {} has {} bytes; its box needs {}", report_.path, file,
                                 task.row, shard.table()[task.row].raw_bytes, w.raw.size()));
       w.decoder.decode(w.stored, size, w.raw);
+      w.forms[task.box] |= form_of(w.stored) == ChunkForm::zlib ? 2u : 1u;
     } catch (const Error& e) {
       problem("decode", file, fmt::format("{} {}: chunk {}: {}", tensor.name, state.kind, task.row, e.what()),
               tensor.name, state.kind);

@@ -4,7 +4,7 @@ set -euo pipefail
 
 packages=(
   cmake ninja-build g++ pkg-config
-  libhdf5-dev libzstd-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libopenmpi-dev openmpi-bin  # oneDNN's CMake files ask for OpenCL
+  libhdf5-dev libzstd-dev libdeflate-dev libxxhash-dev libdnnl-dev ocl-icd-opencl-dev libopenmpi-dev openmpi-bin  # oneDNN's CMake files ask for OpenCL
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   python3 python3-h5py python3-numpy python3-xxhash python3-zstandard hdf5-tools strace util-linux

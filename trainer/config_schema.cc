@@ -129,7 +129,7 @@ std::vector<ConfigKey> make_schema() {
                PLACE(std::int64_t, checkpoint.every)}),
       from(0, {"checkpoint.keep", "newest ones kept; 0: all", PLACE(int, checkpoint.keep)}),
       {"checkpoint.async", "training goes on while a checkpoint is written", PLACE(bool, checkpoint.async)},
-      choice({"auto", "fast", "small", "none"}, {"deflate"},
+      choice({"auto", "fast", "small", "none", "deflate"}, {},
              {"checkpoint.codec", "how hard to compress", PLACE(ckpt::Codec, checkpoint.codec)}),
       choice({"wait", "skip"}, {},
              {"checkpoint.on_busy", "when the last save is still running", PLACE(Text, checkpoint.on_busy)}),

@@ -178,8 +178,9 @@ typedef struct shardwright_writer shardwright_writer;
 SHARDWRIGHT_API int shardwright_writer_open(const char* directory, uint64_t generation, uint32_t rank,
                                             uint32_t writers, double deadline_s, uint32_t keep, int threads,
                                             shardwright_writer** writer);
-/* How hard to compress, before the writer's first save: "fast" (what it does otherwise), "small", "none" or
- * "auto", which leaves the choice to this library. Readers need not know. Since version 2. */
+/* How hard to compress, before the writer's first save: "fast" (what it does otherwise), "small", "none",
+ * "deflate" (which every HDF5 reads without a plugin), or "auto", which leaves the choice to this library. Readers
+ * of this library need not know. Since version 2. */
 SHARDWRIGHT_API int shardwright_writer_codec(shardwright_writer* writer, const char* codec);
 /* SHARDWRIGHT_USAGE if a save was started and not waited for; it is given up. The writer is gone in any case.
  */

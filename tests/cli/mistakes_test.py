@@ -130,8 +130,7 @@ class MistakesTestCase(RunTestCase):
         self.assertIn("CONFIG", self.one_line(2, "train"))
 
     def test_WhatIsNotBuiltYetSaysSo(self):
-        for change in ("train.device=cuda", "parallel.comm=nccl",
-                       "checkpoint.codec=deflate"):
+        for change in ("train.device=cuda", "parallel.comm=nccl"):
             self.assertIn("is not built yet; ", self.one_line(2, "train", self.tiny(), "--set", change))
 
     def test_UnwritableDirectory(self):

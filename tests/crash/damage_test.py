@@ -103,7 +103,7 @@ class DamageTestCase(RunTestCase):
 
     def test_B107_AFlippedBitOfAChunkNamesFileAndTensor(self):  # timeout=150
         """Compressed and not, by verify and by a training that is told to go on from there."""
-        for codec in ("none", "small"):
+        for codec in ("none", "small", "deflate"):
             with self.subTest(codec=codec):
                 run = self.dir / f"run-{codec}"
                 self.train(self.toml, self.LAYOUT, "--set", f"run.dir={run}", "--set", f"checkpoint.codec={codec}", "--stop-after", "2")

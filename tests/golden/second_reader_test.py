@@ -93,21 +93,21 @@ class SecondReaderTestCase(RunTestCase):
         self.assertEqual({kind for _, kind in self.agreed(self.dir / "weights")}, {"param"})
 
     def test_SecondReaderAgreesOnTrainedByEveryCodec(self):
-        """And libhdf5, which goes by the shards' own metadata, sees the same values."""
+        """And libhdf5, which goes by the shards' own metadata, sees the same values; those of deflate without a plugin."""
         seen = []
-        for codec in ("none", "fast", "small"):
+        for codec in ("none", "fast", "small", "deflate"):
             config = self.config(codec, TINY, train={"steps": 2, "global_batch": 4}, checkpoint={"codec": codec})
             self.train(config, "t1d2z1" if codec == "fast" else "t1d1z0")
             path = self.checkpoint(self.dir / codec, 2)
             tensors = self.agreed(path)
             subprocess.run(["/usr/bin/python3", TOOLS / "read_with_h5py.py", path, self.dir / "h5py.npz"],
-                           env={**os.environ, "HDF5_PLUGIN_PATH": str(BUILD / "plugin")}, check=True, timeout=60,
-                           capture_output=True)
+                           env={**os.environ, "HDF5_PLUGIN_PATH": "/nowhere" if codec == "deflate" else str(BUILD / "plugin")},
+                           check=True, timeout=60, capture_output=True)
             with numpy.load(self.dir / "h5py.npz") as arrays:
                 self.assertEqual({f"{k}/{t}": v.tobytes() for (t, k), v in tensors.items()},
                                  {name: arrays[name].tobytes() for name in arrays.files})
             seen.append(sum((path / name).stat().st_size for name in os.listdir(path)))
-        self.assertGreater(seen[0], seen[2])
+        self.assertGreater(seen[0], max(seen[1:]))
 
     def test_TheH5pyExampleReadsATensor(self):
         def example(tensor, kind):

@@ -51,19 +51,21 @@ def rle_frame(count):
 
 
 class Forged:
-    """The first shard of a checkpoint, to be written again with every digest above it made to match."""
+    """The first shard of a checkpoint, to be written again with every digest above it made to match; `number` is that
+    of the chunk to be replaced."""
 
-    def __init__(self, checkpoint):
+    def __init__(self, checkpoint, number=0):
         self.checkpoint, self.shard = checkpoint, checkpoint / "rank-00000.h5"
         with h5py.File(checkpoint / "manifest.h5") as manifest:
             self.at, size = (int(manifest[f"/files/table_{key}"][0]) for key in ("addr", "bytes"))
         data = self.shard.read_bytes()
         self.rows = numpy.frombuffer(data[self.at:self.at + size], second_reader.ROW).copy()
-        self.chunk = data[int(self.rows[0]["address"]):][:int(self.rows[0]["stored"])]
+        self.row = self.rows[number]
+        self.chunk = data[int(self.row["address"]):][:int(self.row["stored"])]
 
     def write(self, chunk):
-        """Another first chunk, in the place of the old one, or behind all else if it is longer."""
-        row, place = self.rows[0], int(self.rows[0]["address"])
+        """Another chunk, in the place of the old one, or behind all else if it is longer."""
+        row, place = self.row, int(self.row["address"])
         if len(chunk) > len(self.chunk):
             place = self.shard.stat().st_size
         with open(self.shard, "r+b") as file:

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+import zlib
 from math import prod
 
 import h5py
@@ -22,7 +23,7 @@ import xxhash
 import zstandard
 
 VERSION, MAX_COMMIT, MAX_MANIFEST, MAX_ROWS, MAX_MEMORY, DEFLATE = 1, 1 << 16, 1 << 30, 1 << 28, 1 << 34, 1032
-MAX_CHUNK, MAX_STORED, MAX_CHUNKS = 1 << 20, 2 << 20, 1 << 26
+MAX_CHUNK, MAX_STORED, MAX_CHUNKS, ZLIB = 1 << 20, 2 << 20, 1 << 26, b"\x78"
 TYPES = {"f32": "<f4", "bf16": "<u2", "f16": "<f2", "f64": "<f8", "i8": "i1", "u8": "u1", "i16": "<i2", "u16": "<u2",
          "i32": "<i4", "u32": "<u4", "i64": "<i8", "u64": "<u8", "bool": "?"}
 ROW = numpy.dtype([("address", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("xxh3_64", "<u8")])
@@ -250,14 +251,7 @@ def fletcher32(data):
     return (high << 16 | low).to_bytes(4, "little")
 
 
-def read_chunk(fd, row, dtype, shape, where):
-    """The elements of one cell of a box's chunk grid."""
-    stored, raw = os.pread(fd, int(row["stored"]), int(row["address"])), prod(shape) * dtype.itemsize
-    need(xxhash.xxh3_64_intdigest(stored) == row["xxh3_64"], "chunk", f"{where}: its digest does not match")
-    need(row["raw"] == raw, "decode", f"{where}: its row says another size than its box needs")
-    need(len(stored) > 4, "decode", f"{where}: too short for a frame and its checksum")
-    frame = stored[:-4]
-    need(fletcher32(frame) == stored[-4:], "decode", f"{where}: its Fletcher32 does not match")
+def zstd_planes(frame, raw, where):
     try:
         need(zstandard.get_frame_parameters(frame).content_size == raw, "decode", f"{where}: frame of another size")
         decoder = zstandard.ZstdDecompressor().decompressobj()
@@ -265,9 +259,33 @@ def read_chunk(fd, row, dtype, shape, where):
     except zstandard.ZstdError as error:
         raise Refused("decode", f"{where}: {error}") from None
     need(decoder.eof and not decoder.unused_data, "decode", f"{where}: not exactly one frame")
-    need(len(planes) == raw, "decode", f"{where}: holds another size than its frame says")
+    return planes
+
+
+def zlib_planes(stream, raw, where):
+    """zlib looks at the header, and at the Adler-32 once it comes there, which it does not where there is too much."""
+    decoder = zlib.decompressobj(wbits=15)
+    try:
+        planes = decoder.decompress(stream, raw + 1)
+    except zlib.error as error:
+        raise Refused("decode", f"{where}: {error}") from None
+    need(decoder.eof and not decoder.unused_data, "decode", f"{where}: not exactly one stream")
+    return planes
+
+
+def read_chunk(fd, row, dtype, shape, where):
+    """The elements of one cell of a box's chunk grid, and whether it is a zlib stream."""
+    stored, raw = os.pread(fd, int(row["stored"]), int(row["address"])), prod(shape) * dtype.itemsize
+    need(xxhash.xxh3_64_intdigest(stored) == row["xxh3_64"], "chunk", f"{where}: its digest does not match")
+    need(row["raw"] == raw, "decode", f"{where}: its row says another size than its box needs")
+    need(len(stored) > 4, "decode", f"{where}: too short for a frame and its checksum")
+    frame = stored[:-4]
+    need(fletcher32(frame) == stored[-4:], "decode", f"{where}: its Fletcher32 does not match")
+    inflated = frame[:1] == ZLIB
+    planes = zlib_planes(frame, raw, where) if inflated else zstd_planes(frame, raw, where)
+    need(len(planes) == raw, "decode", f"{where}: holds another size than its row says")
     planes = numpy.frombuffer(planes, numpy.uint8).reshape(dtype.itemsize, -1)
-    return planes.T.copy().view(dtype).reshape(shape)
+    return planes.T.copy().view(dtype).reshape(shape), inflated
 
 
 def fingerprint(values):
@@ -309,8 +327,12 @@ def read(directory):
             for i in (i for i, file in enumerate(b["file"]) if file == number):
                 array, row = arrays[b["state"][i]], b["first_chunk"][i]
                 steps = (range(0, n, c) for n, c in zip(b["shape"][i], b["chunk"][i]))
+                forms = set()
                 for at, entry in zip(itertools.product(*steps), table[row:row + b["chunks"][i]]):
-                    cell = read_chunk(fd, entry, array.dtype, b["chunk"][i], f"{name} {b['dataset'][i].decode()} {at}")
+                    where = f"{name} {b['dataset'][i].decode()} {at}"
+                    cell, inflated = read_chunk(fd, entry, array.dtype, b["chunk"][i], where)
+                    forms.add(inflated)
+                    need(len(forms) == 1, "decode", f"{where}: another filter's chunk than those before")
                     inside = [min(c, n - o) for c, n, o in zip(b["chunk"][i], b["shape"][i], at)]
                     to = tuple(slice(o + a, o + a + n) for o, a, n in zip(b["offset"][i], at, inside))
                     array[to] = cell[tuple(slice(0, n) for n in inside)]

@@ -208,6 +208,22 @@ std::vector<Golden> goldens() {
   chunks.states.push_back({"single", "param", DType::i16, {3, 3}, cut({3, 3}, 0, 3), {1, 1}});
   all.push_back(std::move(chunks));
 
+  // Readable without a plugin: Huffman codes, runs, and what does not shrink; the last writer uses the other
+  // filter.
+  Golden deflated{"deflate-3-writers", 3, {}, {Codec::deflate, Codec::deflate, Codec::fast}};
+  for (const bool smooth : {false, true})
+    for (const auto& [type, size] :
+         {std::pair(DType::f32, "4"), std::pair(DType::bf16, "2"), std::pair(DType::f64, "8")})
+      deflated.states.push_back({fmt::format("{}.{}", smooth ? "shrinks" : "does not", size),
+                                 "param",
+                                 type,
+                                 {99, 17},
+                                 cut({99, 17}, 0, 3),
+                                 {23, 17},
+                                 smooth});
+  deflated.states.push_back({"scalar", "param", DType::boolean, {}, whole({}, 0), {}});
+  all.push_back(std::move(deflated));
+
   Golden names{"names-2-writers", 2, {}};
   for (const char* tensor : {"größe.weight", "層.0.重み", "🙂", "Weight", "weight", "weight.10", "weight.9",
                              "a b", "-", "\"q\\"})

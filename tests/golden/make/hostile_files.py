@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 GOLDEN = Path(__file__).resolve().parents[1]
@@ -17,6 +18,7 @@ sys.path.insert(0, str(GOLDEN.parent / "tools"))
 import h5py  # noqa: E402
 import numpy  # noqa: E402
 import xxhash  # noqa: E402
+import zstandard  # noqa: E402
 from forge import FRAME, Forged, edit, raw_frame, remake, resign, rle_frame, set_cells  # noqa: E402
 from second_reader import VERSION, fletcher32  # noqa: E402
 
@@ -222,6 +224,13 @@ def frame(make):
     return chunk(lambda raw: make(raw) + fletcher32(make(raw)))
 
 
+def two_filters(c):
+    """The first of the two chunks of /param/a as a zlib stream of the same bytes."""
+    shard = Forged(c, 1)
+    stream = zlib.compress(zstandard.decompress(shard.chunk[:-4]))
+    shard.write(stream + fletcher32(stream))
+
+
 def table_byte(c):
     """A byte of the chunk table, with only the digest of all bytes outside the chunks made to match."""
     shard = Forged(c)
@@ -407,6 +416,29 @@ case("chunk-zstd-refuses", "decode", "chunk: zstd: ",
      frame(lambda raw: FRAME + raw.to_bytes(4, "little") + (2 << 3 | 4 | 1).to_bytes(3, "little") + b"\xff\xff"))
 case("chunk-decodes-to-another-size", "decode", "chunk: zstd: ",
      frame(lambda raw: FRAME + raw.to_bytes(4, "little") + rle_frame(raw - 1)[9:]))
+# Zlib streams; chunk 0 of the shard is alone in its box.
+case("chunk-zlib-too-short", "decode", "zlib: too short for a stream", frame(lambda raw: b"\x78\x01\1\0\0"))
+case("chunk-zlib-other-check", "decode", "a window of 32 KiB and no dictionary are right",
+     frame(lambda raw: b"\x78\x02" + zlib.compress(b"\7" * raw)[2:]))
+case("chunk-zlib-dictionary", "decode", "a window of 32 KiB and no dictionary are right",
+     frame(lambda raw: b"\x78\x20" + b"\0\0\0\1" + zlib.compress(b"\7" * raw)[2:]))
+case("chunk-zlib-other-window", "decode", "its frame does not say that it holds",
+     frame(lambda raw: b"\x68\x05" + zlib.compress(b"\7" * raw)[2:]))
+case("chunk-zlib-refuses", "decode", "zlib: the stream is damaged",
+     frame(lambda raw: b"\x78\x01\7" + zlib.compress(b"\7" * raw)[3:]))
+case("chunk-zlib-cut-short", "decode", "zlib: the stream is damaged",
+     frame(lambda raw: b"\x78\x01\0" + raw.to_bytes(2, "little") + (65535 - raw).to_bytes(2, "little") + b"\7" * raw))
+case("chunk-zlib-holds-more", "decode", "zlib: it holds more than", frame(lambda raw: zlib.compress(b"\7" * (raw + 1))))
+case("chunk-zlib-holds-1-MiB", "decode", "zlib: it holds more than", frame(lambda raw: zlib.compress(bytes(1 << 20))))
+case("chunk-zlib-holds-less", "decode", "zlib: it holds 23 bytes; 24 are right",
+     frame(lambda raw: zlib.compress(b"\7" * (raw - 1))))
+case("chunk-bytes-after-the-stream", "decode", "not exactly one zlib stream",
+     frame(lambda raw: zlib.compress(b"\7" * raw) + b"\0"))
+case("chunk-second-stream", "decode", "not exactly one zlib stream",
+     frame(lambda raw: zlib.compress(b"\7" * raw) + zlib.compress(b"")))
+case("chunk-adler32", "decode", "zlib: its Adler-32 does not match",
+     frame(lambda raw: zlib.compress(b"\7" * raw)[:-1] + b"\xff"))
+case("chunks-of-two-filters", "decode", "a dataset has one filter", two_filters, loads=True)
 case("fingerprint", "fingerprint", "values have fingerprint", frame(rle_frame), loads=True)
 
 

@@ -254,7 +254,7 @@ TEST_F(CApiTest, CodecIsChosenBeforeTheFirstSave) {
   const std::vector<uint64_t> shape{4099}, zero{0};
   const std::vector<float> ones(4099, 1.f);
   std::vector<uintmax_t> sizes;
-  for (const char* codec : {"none", "fast", "small", "auto"}) {
+  for (const char* codec : {"none", "fast", "small", "auto", "deflate"}) {
     shardwright_writer* w = writer(0, 1);
     EXPECT_EQ(shardwright_writer_codec(w, "gzip"), SHARDWRIGHT_USAGE);
     EXPECT_THAT(shardwright_error_message(), HasSubstr("codec 'gzip'"));
@@ -272,6 +272,7 @@ TEST_F(CApiTest, CodecIsChosenBeforeTheFirstSave) {
   EXPECT_GT(sizes[0], 4 * 4099u) << "none";
   EXPECT_LT(sizes[1], sizes[0] / 2);
   EXPECT_LT(sizes[2], sizes[0] / 2);
+  EXPECT_LT(sizes[4], sizes[0] / 2);
   shardwright_writer* w = writer(0, 1);
   EXPECT_EQ(shardwright_writer_codec(nullptr, "fast"), SHARDWRIGHT_USAGE);
   EXPECT_EQ(shardwright_writer_codec(w, nullptr), SHARDWRIGHT_USAGE);

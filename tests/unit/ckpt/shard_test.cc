@@ -72,7 +72,7 @@ TEST(Shard, EveryTypeAndOddShapesReadBack) {
     items.push_back(label_item(tensor, "cube", type, {3, 5, 7}, Box::whole({3, 5, 7}), {2, 2, 4}));
   }
   for (const int threads : {1, 3}) {
-    for (const Codec codec : {Codec::fast, Codec::small, Codec::none}) {
+    for (const Codec codec : {Codec::fast, Codec::small, Codec::none, Codec::deflate}) {
       ShardOptions options;
       options.threads = threads;
       options.codec = codec;
@@ -180,7 +180,7 @@ TEST(Shard, B122_ChunksNeverExceedTheLimit) {
 
 TEST(Shard, B127_ResultDoesNotDependOnChunkGeometry) {
   const TempDir dir;
-  for (const Codec codec : {Codec::none, Codec::fast, Codec::small}) {
+  for (const Codec codec : {Codec::none, Codec::fast, Codec::small, Codec::deflate}) {
     std::vector<SaveItem> items;
     for (const std::uint64_t length : {1u, 255u, 256u, 257u, 65537u})
       for (const std::uint64_t chunk : {1u, 7u, 256u, 4096u, 65537u}) {

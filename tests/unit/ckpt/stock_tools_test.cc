@@ -14,9 +14,11 @@
 namespace shardwright::ckpt {
 namespace {
 
-int shell(const std::string& command) {
-  return std::system(fmt::format("HDF5_PLUGIN_PATH='{}' {}", SHARDWRIGHT_PLUGINS, command).c_str());
+int shell(const std::string& command, const std::string& plugins = SHARDWRIGHT_PLUGINS) {
+  return std::system(fmt::format("HDF5_PLUGIN_PATH='{}' {}", plugins, command).c_str());
 }
+
+const std::string kNoPlugins = "/nowhere";  // in place of a folder that the system may have
 
 /// The command that runs Python; tests with another h5py say theirs.
 std::string python() {
@@ -59,9 +61,11 @@ std::vector<std::vector<SaveItem>> every_type(const TempDir& dir, std::string_vi
 }
 
 /// What `reader` (a script of tests/tools) makes of a directory is what every_type() listed.
-void expect_read(const std::string& reader, const std::string& checkpoint, const TempDir& dir) {
+void expect_read(const std::string& reader, const std::string& checkpoint, const TempDir& dir,
+                 const std::string& plugins = SHARDWRIGHT_PLUGINS) {
   ASSERT_EQ(shell(fmt::format("{} {}/{} {} {} > {}", python(), SHARDWRIGHT_TOOLS, reader, checkpoint,
-                              dir / "out.npz", dir / "said")),
+                              dir / "out.npz", dir / "said"),
+                  plugins),
             0);
   EXPECT_EQ(shell(fmt::format("{} {}/compare_npz.py {} {}", python(), SHARDWRIGHT_TOOLS, dir / "out.npz",
                               dir / "list")),
@@ -78,8 +82,34 @@ TEST(StockTools, H5pyRebuildsEveryTensorFromAttributes) {
   expect_read("read_with_h5py.py", dir.path(), dir);
 }
 
+TEST(StockTools, DeflatedShardsNeedNoPlugin) {
+  const TempDir dir;
+  const auto items = every_type(dir, "bf16");
+  ShardOptions options;
+  options.codec = Codec::deflate;
+  options.verify_writes = true;
+  for (int writer = 0; writer < kWriters; ++writer)
+    write_shard(posix_env(), dir.path(), "0-0", writer, 0, items[static_cast<std::size_t>(writer)], options,
+                nullptr);
+  expect_read("read_with_h5py.py", dir.path(), dir, kNoPlugins);
+  const std::string shard = dir / shard_name(0);
+  ASSERT_EQ(shell(fmt::format("h5dump -p -d /param/t0.weight {} > {}", shard, dir / "dump"), kNoPlugins), 0);
+  const std::string dump = read_file(posix_env(), dir / "dump");
+  const std::size_t shuffle = dump.find("PREPROCESSING SHUFFLE"),
+                    deflate = dump.find("COMPRESSION DEFLATE { LEVEL 1 }"),
+                    sum = dump.find("CHECKSUM FLETCHER32");
+  EXPECT_LT(shuffle, deflate) << dump;
+  EXPECT_LT(deflate, sum) << dump;
+  EXPECT_NE(sum, std::string::npos) << dump;
+  // The others do need one, so this test can fail.
+  write_shard(posix_env(), dir.path(), "0-0", 7, 0, items[0], {}, nullptr);
+  EXPECT_NE(shell(fmt::format("h5dump -d /param/t0.weight {} > {} 2>&1", dir / shard_name(7), dir / "dump"),
+                  kNoPlugins),
+            0);
+}
+
 // A reader of the whole format, which takes nothing from the shards but chunks.
-TEST(StockTools, SecondReaderReadsEveryTypeAndShape) {
+void second_reader_reads(Codec codec) {
   const TempDir dir;
   const auto items = every_type(dir, "u16");
   CommitJob job;
@@ -90,14 +120,19 @@ TEST(StockTools, SecondReaderReadsEveryTypeAndShape) {
   job.commit.step = 5;
   job.description = {"{}", "{}", "{}", "{}"};
   job.writers = kWriters;
+  ShardOptions options;
+  options.codec = codec;
   posix_env().create_dirs(job.attempt_dir);
   for (int writer = 0; writer < kWriters; ++writer)
     publish_part(posix_env(), job.attempt_dir,
                  write_shard(posix_env(), job.attempt_dir, job.commit.attempt, writer, job.commit.step,
-                             items[static_cast<std::size_t>(writer)], {}, nullptr));
+                             items[static_cast<std::size_t>(writer)], options, nullptr));
   commit_attempt(posix_env(), job);
   expect_read("second_reader.py", job.final_dir, dir);
 }
+
+TEST(StockTools, SecondReaderReadsEveryTypeAndShape) { second_reader_reads(Codec::fast); }
+TEST(StockTools, SecondReaderReadsDeflate) { second_reader_reads(Codec::deflate); }
 
 TEST(StockTools, H5dumpShowsNumbersAndH5repackRewrites) {
   const TempDir dir;
