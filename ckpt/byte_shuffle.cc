@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__SSE2__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace shardwright::ckpt {
@@ -42,27 +44,56 @@ struct Vectors {
   __m128i& operator[](std::size_t j) { return at[j]; }
 };
 
+/// body(0), body(1), ... written out: compilers keep vectors in memory where they leave the loop a loop, and
+/// that takes five times as long.
+template <std::size_t kCount, typename Body>
+[[gnu::always_inline]] inline void each(const Body& body) {
+  [&]<std::size_t... kIndex>(std::index_sequence<kIndex...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<std::size_t, kIndex>{}), ...);
+  }
+  (std::make_index_sequence<kCount>{});
+}
+
+/// One round: of each block of kSpan vectors, the halves become its even and its odd bytes.
+template <std::size_t kSpan, std::size_t kSize>
+[[gnu::always_inline]] inline void split(Vectors<kSize>& v) {
+  const __m128i low = _mm_set1_epi16(0xff);
+  Vectors<kSize> next;
+  each<kSize / 2>([&](auto pair) {
+    constexpr std::size_t start = pair / (kSpan / 2) * kSpan, j = pair % (kSpan / 2);
+    const __m128i a = v[start + 2 * j], b = v[start + 2 * j + 1];
+    next[start + j] = _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low));
+    next[start + kSpan / 2 + j] = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
+  });
+  v = next;
+  if constexpr (kSpan > 2) split<kSpan / 2>(v);
+}
+
+/// The same backwards, from kSpan on to all of them.
+template <std::size_t kSpan, std::size_t kSize>
+[[gnu::always_inline]] inline void join(Vectors<kSize>& v) {
+  Vectors<kSize> next;
+  each<kSize / 2>([&](auto pair) {
+    constexpr std::size_t start = pair / (kSpan / 2) * kSpan, j = pair % (kSpan / 2);
+    const __m128i even = v[start + j], odd = v[start + kSpan / 2 + j];
+    next[start + 2 * j] = _mm_unpacklo_epi8(even, odd);
+    next[start + 2 * j + 1] = _mm_unpackhi_epi8(even, odd);
+  });
+  v = next;
+  if constexpr (kSpan < kSize) join<kSpan * 2>(v);
+}
+
 __m128i load(const std::byte* from) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)); }
 void store(std::byte* to, __m128i value) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value); }
 
 template <std::size_t kSize>
 std::size_t shuffle_vectors(const std::byte* from, std::size_t count, std::byte* to) {
-  const __m128i low = _mm_set1_epi16(0xff);
   const std::size_t whole = count / kLanes * kLanes;
   for (std::size_t i = 0; i < whole; i += kLanes) {
-    Vectors<kSize> v, next;
-    for (std::size_t j = 0; j < kSize; ++j) v[j] = load(from + i * kSize + j * kLanes);
-    // Blocks of `span` vectors are one stream; its halves afterwards are the even and the odd bytes.
-    for (std::size_t span = kSize; span > 1; span /= 2) {
-      for (std::size_t start = 0; start < kSize; start += span)
-        for (std::size_t j = 0; j < span / 2; ++j) {
-          const __m128i a = v[start + 2 * j], b = v[start + 2 * j + 1];
-          next[start + j] = _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low));
-          next[start + span / 2 + j] = _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
-        }
-      v = next;
-    }
-    for (std::size_t j = 0; j < kSize; ++j) store(to + plane(j, kSize) * count + i, v[j]);
+    Vectors<kSize> v;
+    each<kSize>([&](auto j) { v[j] = load(from + i * kSize + j * kLanes); });
+    split<kSize>(v);
+    each<kSize>([&](auto j) { store(to + plane(j, kSize) * count + i, v[j]); });
   }
   return whole;
 }
@@ -71,28 +102,54 @@ template <std::size_t kSize>
 std::size_t unshuffle_vectors(const std::byte* from, std::size_t count, std::byte* to) {
   const std::size_t whole = count / kLanes * kLanes;
   for (std::size_t i = 0; i < whole; i += kLanes) {
-    Vectors<kSize> v, next;
-    for (std::size_t j = 0; j < kSize; ++j) v[j] = load(from + plane(j, kSize) * count + i);
-    for (std::size_t span = 2; span <= kSize; span *= 2) {
-      for (std::size_t start = 0; start < kSize; start += span)
-        for (std::size_t j = 0; j < span / 2; ++j) {
-          const __m128i even = v[start + j], odd = v[start + span / 2 + j];
-          next[start + 2 * j] = _mm_unpacklo_epi8(even, odd);
-          next[start + 2 * j + 1] = _mm_unpackhi_epi8(even, odd);
-        }
-      v = next;
-    }
-    for (std::size_t j = 0; j < kSize; ++j) store(to + i * kSize + j * kLanes, v[j]);
+    Vectors<kSize> v;
+    each<kSize>([&](auto j) { v[j] = load(from + plane(j, kSize) * count + i); });
+    join<2>(v);
+    each<kSize>([&](auto j) { store(to + i * kSize + j * kLanes, v[j]); });
+  }
+  return whole;
+}
+
+/// Elements of four bytes are most of a checkpoint, and a shuffle within vectors takes them in half the time.
+[[gnu::target("avx2")]] std::size_t shuffle_four_avx2(const std::byte* from, std::size_t count,
+                                                      std::byte* to) {
+  // In each half of a vector, byte k of its four elements together; then both halves' together.
+  const __m256i planes = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12,
+                                          1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m256i halves = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const std::size_t whole = count / 32 * 32;
+  for (std::size_t i = 0; i < whole; i += 32) {
+    const auto* in = reinterpret_cast<const __m256i*>(from + i * 4);
+    const __m256i a =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(_mm256_loadu_si256(in), planes), halves);
+    const __m256i b =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(_mm256_loadu_si256(in + 1), planes), halves);
+    const __m256i c =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(_mm256_loadu_si256(in + 2), planes), halves);
+    const __m256i d =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(_mm256_loadu_si256(in + 3), planes), halves);
+    // Eight bytes of each plane a vector: planes 0 and 2 of two vectors, planes 1 and 3, and so on.
+    const __m256i ab_even = _mm256_unpacklo_epi64(a, b), ab_odd = _mm256_unpackhi_epi64(a, b);
+    const __m256i cd_even = _mm256_unpacklo_epi64(c, d), cd_odd = _mm256_unpackhi_epi64(c, d);
+    auto* out = reinterpret_cast<__m256i*>(to + i);
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(ab_even, cd_even, 0x20));
+    out = reinterpret_cast<__m256i*>(to + count + i);
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x20));
+    out = reinterpret_cast<__m256i*>(to + 2 * count + i);
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(ab_even, cd_even, 0x31));
+    out = reinterpret_cast<__m256i*>(to + 3 * count + i);
+    _mm256_storeu_si256(out, _mm256_permute2x128_si256(ab_odd, cd_odd, 0x31));
   }
   return whole;
 }
 
 std::size_t shuffle_fast(const std::byte* from, std::size_t size, std::size_t count, std::byte* to) {
+  static const bool avx2 = __builtin_cpu_supports("avx2");
   switch (size) {
     case 2:
       return shuffle_vectors<2>(from, count, to);
     case 4:
-      return shuffle_vectors<4>(from, count, to);
+      return avx2 ? shuffle_four_avx2(from, count, to) : shuffle_vectors<4>(from, count, to);
     case 8:
       return shuffle_vectors<8>(from, count, to);
     default:
