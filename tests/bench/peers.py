@@ -139,7 +139,7 @@ def settle(folder, size, limit_s=3):
         time.sleep(0.02)
         with open(path) as file:
             idle = idle + 1 if file.read().split()[8] == "0" else 0  # requests in flight
-    memory = numpy.empty(min(4 * size, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2), numpy.uint8)
+    memory = numpy.empty(min(2 * size, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2), numpy.uint8)
     memory[::4096] = 1
 
 
