@@ -60,7 +60,8 @@ struct CommitStats {
   double parts_wait_s = 0;  // until all parts were there
 };
 
-/// Waits for all parts (back-off 10 ms to 1 s), joins them, writes the manifest, unlinks the parts, writes
+/// Waits for all parts (back-off 10 ms to 1 s), compares the replicas that they tell of (Error(damaged) names
+/// the first that differs), joins them, writes the manifest, unlinks the parts, writes
 /// COMMIT, renames the directory (the commit point) and fsyncs the parent. Fault points manifest.write,
 /// commit.write, commit.rename, dir.rename. A part with an error, or one that does not come, is Error(peer |
 /// deadline) naming the rank. `cancel` (may be null) ends the wait; `stats` (may be null) is filled. Returns

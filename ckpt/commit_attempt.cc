@@ -12,6 +12,7 @@
 #include "ckpt/commit.h"
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/replicas.h"
 #include "ckpt/trace.h"
 
 namespace shardwright::ckpt {
@@ -105,6 +106,7 @@ Manifest commit_attempt(Env& env, const CommitJob& job, const std::atomic<bool>*
   const Clock::time_point asked = Clock::now();
   const std::vector<Part> parts = collect_parts(env, job, cancel);
   if (stats != nullptr) stats->parts_wait_s = std::chrono::duration<double>(Clock::now() - asked).count();
+  compare_replicas(parts);
   Manifest manifest = assemble(parts, job.description);
   check_training_step(job.final_dir, job.commit, manifest);
   if (job.before_commit) job.before_commit(manifest);

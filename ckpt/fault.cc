@@ -24,12 +24,13 @@ namespace {
 
 constexpr const char* kVariable = "SHARDWRIGHT_FAULT";
 constexpr const char* kForm =
-    "<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)|nan";
+    "<point>[:rank=R][:step=S][:nth=N][:gen=G]=kill|stop|exit|eio|enospc|delay(ms)|nan|flip";
 
-// The one point with a value at hand (faulty_value()).
-constexpr const char* kValuePoint = "step.loss";
+// The points with something at hand that an action of their own spoils.
+constexpr const char* kValuePoint = "step.loss";      // faulty_value()
+constexpr const char* kMemoryPoint = "save.replica";  // faulty_memory()
 
-enum class Action { kill, stop, exit, eio, enospc, delay, nan };
+enum class Action { kill, stop, exit, eio, enospc, delay, nan, flip };
 
 struct Request {
   std::string point;
@@ -121,9 +122,14 @@ std::unique_ptr<Request> parse(const std::string& text) {
     request->action = Action::nan;
     if (request->point != kValuePoint)
       refuse(text, fmt::format("no value to spoil at '{}'; {} has one", request->point, kValuePoint));
+  } else if (what == "flip") {
+    request->action = Action::flip;
+    if (request->point != kMemoryPoint)
+      refuse(text, fmt::format("no memory to spoil at '{}'; {} has some", request->point, kMemoryPoint));
   } else {
     refuse(text,
-           fmt::format("no action '{}'; kill, stop, exit, eio, enospc, delay(ms) and nan are known", what));
+           fmt::format("no action '{}'; kill, stop, exit, eio, enospc, delay(ms), nan and flip are known",
+                       what));
   }
   return request;
 }
@@ -173,6 +179,7 @@ void strike(const Request& request, std::string_view point) {
       std::this_thread::sleep_for(std::chrono::milliseconds(request.delay_ms));
       break;
     case Action::nan:
+    case Action::flip:
       break;
   }
 }
@@ -181,9 +188,10 @@ void strike(const Request& request, std::string_view point) {
 
 const std::vector<std::string>& fault_point_names() {
   static const std::vector<std::string> names = {
-      "load.plan",      "load.mid",       "step.begin",   "step.forward",  "step.backward", "step.loss",
-      "step.optimizer", "save.begin",     "shard.open",   "shard.mid",     "shard.close",   "shard.fsync",
-      "part.rename",    "manifest.write", "commit.write", "commit.rename", "dir.rename",    "retire"};
+      "load.plan",    "load.mid",       "step.begin",   "step.forward", "step.backward",
+      "step.loss",    "step.optimizer", "save.replica", "save.begin",   "shard.open",
+      "shard.mid",    "shard.close",    "shard.fsync",  "part.rename",  "manifest.write",
+      "commit.write", "commit.rename",  "dir.rename",   "retire"};
   return names;
 }
 
@@ -226,6 +234,13 @@ double faulty_value(std::string_view name, double value, int rank, std::uint64_t
   if (request == nullptr) return value;
   strike(*request, name);
   return request->action == Action::nan ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
+void faulty_memory(std::string_view name, std::span<std::byte> memory, int rank, std::uint64_t step) {
+  const Request* request = struck(name, rank, step);
+  if (request == nullptr) return;
+  strike(*request, name);
+  if (request->action == Action::flip && !memory.empty()) memory.front() ^= std::byte{1};
 }
 
 }  // namespace shardwright::ckpt

@@ -92,6 +92,29 @@ BoxRecord box_from(const json& object) {
   return box;
 }
 
+json to_json(const ReplicaRecord& replica) {
+  return {{"tensor", replica.tensor},
+          {"kind", replica.kind},
+          {"offset", to_json(replica.box.offset)},
+          {"shape", to_json(replica.box.shape)},
+          {"fingerprint", to_hex(replica.fingerprint)},
+          {"count", replica.fingerprint.count}};
+}
+
+ReplicaRecord replica_from(const json& object) {
+  ReplicaRecord replica;
+  replica.tensor = text_field(object, "tensor");
+  replica.kind = text_field(object, "kind");
+  replica.box = {dims(object, "offset"), dims(object, "shape")};
+  replica.fingerprint = parse_fingerprint(text_field(object, "fingerprint"), number_field(object, "count"));
+  if (replica.box.offset.size() != replica.box.shape.size())
+    refuse(fmt::format("replica of '{}' has lists of different lengths", replica.tensor));
+  if (checked_element_count(replica.box.shape) != replica.fingerprint.count)
+    refuse(fmt::format("replica of '{}' has a fingerprint of {} elements", replica.tensor,
+                       replica.fingerprint.count));
+  return replica;
+}
+
 std::string file_of_rank(int rank, const char* suffix) { return fmt::format("rank-{:05}.{}", rank, suffix); }
 
 }  // namespace
@@ -105,6 +128,10 @@ void publish_part(Env& env, const std::string& directory, const Part& part) {
   document["file"] = part.has_file ? to_json(part.file) : json(nullptr);
   document["boxes"] = json::array();
   for (const BoxRecord& box : part.boxes) document["boxes"].push_back(to_json(box));
+  if (!part.replicas.empty()) {
+    document["replicas"] = json::array();
+    for (const ReplicaRecord& replica : part.replicas) document["replicas"].push_back(to_json(replica));
+  }
   // An error's text may quote a path of any bytes; JSON is UTF-8.
   const std::string record = sign_record(document.dump(-1, ' ', false, json::error_handler_t::replace));
 
@@ -138,6 +165,9 @@ Part read_part(Env& env, const std::string& path) {
       part.file = file_from(file);
     }
     for (const json& box : list_field(document, "boxes")) part.boxes.push_back(box_from(box));
+    if (document.contains("replicas"))
+      for (const json& replica : list_field(document, "replicas"))
+        part.replicas.push_back(replica_from(replica));
     return part;
   } catch (const Error& error) {
     throw Error(ErrorCode::damaged, fmt::format("{}: not a part record: {}", path, error.what()), path);

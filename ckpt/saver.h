@@ -41,6 +41,10 @@ struct SaveRequest {
   std::uint64_t save_number = 0;  // counts due saves, skipped ones too; equal on all ranks
   std::vector<SaveItem> items;
   Description description;  // used on rank 0
+  /// Copies that this rank holds of what other ranks write, box by box as they do, or, where nobody writes a
+  /// state, all copies of a box. They must have the same values, else nothing is committed. Read as `items`
+  /// are, with before_write() as for these.
+  std::vector<SaveItem> replicas = {};
 };
 
 enum class SaveResult { committed, failed, skipped };
@@ -64,8 +68,9 @@ struct SaveOutcome {
   double snapshot_ms = 0;      // in start(), until the state is safe
   double before_write_ms = 0;  // in before_write(): waiting for chunks that are being read, and copying
   // Of the saving thread, in the order of a save.
-  double total_s = 0;  // from start() to the end
-  double queue_s = 0;  // until it began
+  double total_s = 0;     // from start() to the end
+  double queue_s = 0;     // until it began
+  double replicas_s = 0;  // fingerprints of replicas
   double encode_s = 0;
   double verify_s = 0;
   double chunk_wait_s = 0;

@@ -43,6 +43,14 @@ struct BoxRecord {
   Fingerprint fingerprint;
 };
 
+/// What one writer says of a copy that another one writes, or that nobody does (replicas.h).
+struct ReplicaRecord {
+  std::string tensor;
+  std::string kind;
+  Box box;
+  Fingerprint fingerprint;
+};
+
 /// The part record: what one writer vouches for. `error` non-empty means that it failed and the rest is
 /// empty.
 struct Part {
@@ -53,6 +61,7 @@ struct Part {
   bool has_file = false;  // false for a writer with nothing to write
   FileRecord file;
   std::vector<BoxRecord> boxes;
+  std::vector<ReplicaRecord> replicas = {};
 };
 
 /// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns

@@ -7,6 +7,7 @@
 
 #include "ckpt/error.h"
 #include "ckpt/size_text.h"
+#include "ckpt/trace.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/output.h"
@@ -18,7 +19,7 @@ namespace {
 int default_threads() { return static_cast<int>(std::max(1u, std::thread::hardware_concurrency())); }
 
 int bench_ckpt(const Arguments& arguments) {
-  std::optional<std::string> directory;
+  std::optional<std::string> directory, trace_file;
   std::optional<std::uint64_t> size;
   std::optional<std::int64_t> threads;
   bool json = false;
@@ -28,11 +29,22 @@ int bench_ckpt(const Arguments& arguments) {
   flags.text("--dir", "DIR", directory, "where to write (default: here); what is written is removed");
   flags.size("--size", size, "bytes of state (default 256MiB)");
   flags.integer("--threads", "N", 1, threads, "threads that compress (default: all cores)", kMostThreads);
+  flags.text("--trace", "FILE", trace_file,
+             "write what each thread did when, as `shardwright train --trace` does");
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
 
+  std::optional<trace::Session> session;
+  const std::string part = trace_file.value_or("") + ".part";
+  if (trace_file) session.emplace(trace::SessionOptions{part, 0, "bench ckpt", trace::now_us()});
+  trace::name_thread("bench");
   const trainer::CkptBench b = trainer::bench_ckpt(directory.value_or("."), size.value_or(256u << 20),
                                                    static_cast<int>(threads.value_or(default_threads())));
+  if (session) {
+    if (const std::string error = session->stop().error; !error.empty())
+      throw Error(ErrorCode::io, error, part);
+    trace::merge_parts({part}, *trace_file);
+  }
   if (json)
     print_json({{"raw_bytes", b.raw_bytes},
                 {"stored_bytes", b.stored_bytes},

@@ -265,6 +265,22 @@ std::vector<Box> dp_pieces(const ModelSpec& model, const Layout& layout, int ran
   return cut(holds, spec.shape, layout.dp, tensor);
 }
 
+std::vector<Box> written_boxes(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor) {
+  const TensorSpec& spec = model.tensors[tensor];
+  const auto tp_index = static_cast<std::uint64_t>(coordinates(layout, rank).tp);
+  const TpShare share = tp_share(spec.tp, static_cast<std::uint64_t>(layout.tp), tp_index);
+  const std::size_t stages = pipeline_holders(spec, pipeline_ranks(model, layout)).size();
+  Held held = held_box(spec, share, stages, 0);
+  std::vector<Box> boxes;
+  for (const Box& piece : dp_pieces(model, layout, rank, tensor)) {
+    for (held.writer = 0; held.writer < held.copies; ++held.writer) {
+      Box part = written_part(piece, held, tensor, static_cast<std::uint64_t>(layout.dp));
+      if (!part.empty()) boxes.push_back(std::move(part));
+    }
+  }
+  return boxes;
+}
+
 std::vector<int> holders(const ModelSpec& model, const Layout& layout, int rank, std::uint32_t tensor) {
   const TensorSpec& spec = model.tensors[tensor];
   Coordinates at = coordinates(layout, rank);

@@ -59,6 +59,11 @@ std::vector<RankSizes> rank_sizes(const ModelSpec& model, const Layout& layout);
 std::vector<ckpt::Box> dp_pieces(const ModelSpec& model, const Layout& layout, int rank,
                                  std::uint32_t tensor);
 
+/// The boxes in which what `rank` holds of a tensor is written, by whichever rank that holds the same, at any
+/// dp index: disjoint, together `holds`, none empty.
+std::vector<ckpt::Box> written_boxes(const ModelSpec& model, const Layout& layout, int rank,
+                                     std::uint32_t tensor);
+
 /// The ranks at `rank`'s dp index that hold exactly the same box of a tensor, `rank` included, in the order
 /// in which they write it; Placed::copies of them. None if `rank` does not hold the tensor. An empty box is
 /// held by its own tp index only.

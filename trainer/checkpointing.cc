@@ -113,8 +113,8 @@ void Checkpointing::discard_failed() {
   }
 }
 
-void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items, ckpt::Description description,
-                        bool must) {
+void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items,
+                        std::vector<ckpt::SaveItem> replicas, ckpt::Description description, bool must) {
   const std::uint64_t number = save_number_++;
   const std::uint64_t at = static_cast<std::uint64_t>(step);
   if (any_busy_ && !must && section_.on_busy == "skip") {
@@ -125,7 +125,7 @@ void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items, ck
   const Clock::time_point start = Clock::now();
   progress_.enter(Phase::save_wait);
   pending_.push_back({step, fmt::format("{}-{}", options_.generation, number)});
-  saver_.start({at, number, std::move(items), std::move(description)});
+  saver_.start({at, number, std::move(items), std::move(description), std::move(replicas)});
   any_busy_ = true;
   stall_ms_ += ms_since(start);
 }

@@ -34,7 +34,8 @@ class Checkpointing {
 
   /// A save is due after `step`: makes it, or skips it if a rank was still busy at the last words and the
   /// policy is so. `must`: the last one, never skipped. Collective.
-  void due(std::int64_t step, std::vector<ckpt::SaveItem> items, ckpt::Description description, bool must);
+  void due(std::int64_t step, std::vector<ckpt::SaveItem> items, std::vector<ckpt::SaveItem> replicas,
+           ckpt::Description description, bool must);
   /// Waits until no rank is busy and what came of each save is known to all. Collective; Error(deadline).
   void settle();
   /// Before a box of saved state changes.

@@ -72,6 +72,7 @@ struct Config {
     ckpt::Codec codec = ckpt::Codec::fast;
     std::string on_busy = "wait";  // wait | skip
     bool verify_writes = false;
+    bool check_replicas = true;
     double commit_deadline_s = 120;
   } checkpoint;
 

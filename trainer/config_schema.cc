@@ -135,6 +135,8 @@ std::vector<ConfigKey> make_schema() {
              {"checkpoint.on_busy", "when the last save is still running", PLACE(Text, checkpoint.on_busy)}),
       {"checkpoint.verify_writes", "decode each chunk before it is written",
        PLACE(bool, checkpoint.verify_writes)},
+      {"checkpoint.check_replicas", "no checkpoint of state of which two ranks hold different copies",
+       PLACE(bool, checkpoint.check_replicas)},
       above(0, {"checkpoint.commit_deadline_s", "wait for all ranks' parts",
                 PLACE(double, checkpoint.commit_deadline_s)}),
 

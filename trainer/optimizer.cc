@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ckpt/trace.h"
+#include "trainer/replicas.h"
 
 namespace shardwright::trainer {
 
@@ -59,6 +60,12 @@ void Optimizer::update(const StepResult& norm, double lr, std::int64_t step,
                    static_cast<std::int64_t>(p.optimizer_box.elements()));
   }
   stream_.synchronize();
+  // Values too are compared between ranks (replicas.h) while the next passes run.
+  for (const Parameter& p : parameters_.all()) {
+    const bool f32 = p.value.type == kernels::ElementType::f32;
+    if (f32 && p.optimizer_box == p.placed.holds) continue;  // is the master itself
+    before_write(p, f32 ? reshard::kParam : kValue, p.placed.holds);
+  }
   data_.spread_values();
 }
 

@@ -191,12 +191,13 @@ void Records::checkpoint(const ckpt::SaveOutcome& o) {
       R"({{"type":"checkpoint","step":{},"generation":{},"attempt":{},"path":{},"outcome":"{}","reason":{},)"
       R"("raw_bytes":{},"stored_bytes":{},"stall_ms":{},"total_s":{},"encode_s":{},"write_s":{},"fsync_s":{},)"
       R"("commit_s":{},"peak_host_bytes":{},"snapshot_ms":{},"before_write_ms":{},"queue_s":{},"verify_s":{},)"
-      R"("chunk_wait_s":{},"parts_wait_s":{},"copied_bytes":{}}})",
+      R"("chunk_wait_s":{},"parts_wait_s":{},"copied_bytes":{},"replicas_s":{}}})",
       o.step, o.generation, quoted(o.attempt), quoted(o.path), outcome_name(o.result), quoted(o.reason),
       o.raw_bytes, o.stored_bytes, json_number(o.stall_ms), json_number(o.total_s), json_number(o.encode_s),
       json_number(o.write_s), json_number(o.fsync_s), json_number(o.commit_s), o.peak_host_bytes,
       json_number(o.snapshot_ms), json_number(o.before_write_ms), json_number(o.queue_s),
-      json_number(o.verify_s), json_number(o.chunk_wait_s), json_number(o.parts_wait_s), o.copied_bytes));
+      json_number(o.verify_s), json_number(o.chunk_wait_s), json_number(o.parts_wait_s), o.copied_bytes,
+      json_number(o.replicas_s)));
 }
 
 void Records::event(std::uint64_t generation, const std::string& event, const std::string& fields_json) {

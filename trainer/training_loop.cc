@@ -43,7 +43,9 @@ TrainingLoop::TrainingLoop(LoopParts parts, const TrainingState& start)
                   parts_.comms.data->rank(), parts_.comms.data->size()),
       loss_spikes_(parts_.config.health.loss_spike),
       norm_spikes_(parts_.config.health.norm_spike),
-      loss_of_checkpoint_(start.loss) {}
+      loss_of_checkpoint_(start.loss) {
+  if (parts_.config.checkpoint.check_replicas) replicas_ = replicas(parts_.parameters);
+}
 
 LoopEnd TrainingLoop::run(std::int64_t last) {
   const std::int64_t every = parts_.config.checkpoint.every;
@@ -251,7 +253,11 @@ void TrainingLoop::save(bool must) {
   description.model = reshard::to_json(parts_.parameters.model().config);
   description.config = to_json(config);
   description.layout = reshard::to_json(parts_.parameters.layout(), parts_.parameters.model());
-  parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), std::move(description), must);
+  for (const Replica& replica : replicas_)
+    ckpt::faulty_memory("save.replica", replica.memory, parts_.comms.world->rank(),
+                        static_cast<std::uint64_t>(state_.step));
+  parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), save_items(replicas_),
+                           std::move(description), must);
 }
 
 std::string TrainingLoop::not_finite() {

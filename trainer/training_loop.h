@@ -17,6 +17,7 @@
 #include "trainer/parameters.h"
 #include "trainer/pipeline.h"
 #include "trainer/progress.h"
+#include "trainer/replicas.h"
 #include "trainer/run_log.h"
 #include "trainer/spike_watch.h"
 #include "trainer/train_step.h"
@@ -81,10 +82,11 @@ class TrainingLoop {
   LoopParts parts_;
   TrainingState state_;
   TrainStep train_step_;
+  std::vector<Replica> replicas_;  // compared when this rank saves; none if they are not to be
   SpikeWatch loss_spikes_;
   SpikeWatch norm_spikes_;
   std::optional<double> loss_of_checkpoint_;  // until the first step after a resume
-  std::set<std::int64_t> bad_batches_;  // first samples of those to pass over after a rollback
+  std::set<std::int64_t> bad_batches_;        // first samples of those to pass over after a rollback
   std::int64_t skips_in_row_ = 0;
   std::int64_t rollbacks_ = 0;
   std::int64_t saved_step_ = -1;

@@ -123,6 +123,14 @@ class TraceTestCase(RunTestCase):
         self.assertEqual(result.status, 1, result)
         self.assertEqual([e["args"]["step"] for e in self.spans(file)[0, "train"] if e["name"] == "step"], [1, 2])
 
+    def test_TraceOfTheCheckpointBench(self):
+        file = self.dir / "trace.json"
+        self.ok("bench", "ckpt", "--dir", self.dir, "--size", "9MiB", "--trace", file)
+        spans = self.spans(file)
+        self.assertLessEqual({"snapshot", "before_write", "load", "load chunk"}, self.names(spans, 0, "bench"))
+        self.assertIn("commit", self.names(spans, 0, "save"))
+        self.assertTrue(spans[0, "encode"])
+
     def test_TraceThatCannotBeWrittenIsOneLine(self):
         config = self.config("run", TINY, train={"steps": 2})
         for file in (self.dir / "none" / "trace.json", self.dir):

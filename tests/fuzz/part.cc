@@ -7,6 +7,7 @@
 #include "ckpt/digest.h"
 #include "ckpt/error.h"
 #include "ckpt/manifest.h"
+#include "ckpt/replicas.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/memory_env.h"
 #include "tests/fuzz/same_manifest.h"
@@ -25,11 +26,17 @@ bool same(const BoxRecord& a, const BoxRecord& b) {
          a.chunks == b.chunks && a.fingerprint == b.fingerprint;
 }
 
+bool same(const ReplicaRecord& a, const ReplicaRecord& b) {
+  return a.tensor == b.tensor && a.kind == b.kind && a.box == b.box && a.fingerprint == b.fingerprint;
+}
+
 bool same(const Part& a, const Part& b) {
   return a.attempt == b.attempt && a.rank == b.rank && a.step == b.step && a.error == b.error &&
          a.has_file == b.has_file && fuzz::same(a.file, b.file) &&
          std::ranges::equal(a.boxes, b.boxes,
-                            [](const BoxRecord& x, const BoxRecord& y) { return same(x, y); });
+                            [](const BoxRecord& x, const BoxRecord& y) { return same(x, y); }) &&
+         std::ranges::equal(a.replicas, b.replicas,
+                            [](const ReplicaRecord& x, const ReplicaRecord& y) { return same(x, y); });
 }
 
 Part read(const std::string& record) {
@@ -59,6 +66,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   } catch (const Error& e) {
     require(e.code() == ErrorCode::damaged, "what is refused is called damaged");
     return 0;
+  }
+  try {
+    compare_replicas(parts);
+  } catch (const Error& e) {
+    require(e.code() == ErrorCode::usage || e.code() == ErrorCode::damaged,
+            "copies that differ are called damaged, others asked for wrongly");
   }
   try {
     require(check(assemble(parts, {})).empty(), "what parts join to keeps every rule");

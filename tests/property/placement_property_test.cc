@@ -109,6 +109,14 @@ void check_case(const ModelSpec& model, const Layout& layout) {
       ASSERT_EQ(sorted, copies);
       ASSERT_TRUE(partition(shared, p->piece));
 
+      // The boxes in which all that hold the same write it, at any dp index.
+      const std::vector<Box> boxes = written_boxes(model, layout, rank, t);
+      ASSERT_TRUE(partition(boxes, p->holds));
+      for (const auto& [other, q] : holders_of[t])
+        if (q->holds == p->holds && !q->writes.empty()) {
+          ASSERT_EQ(std::count(boxes.begin(), boxes.end(), q->writes), 1) << "rank " << other;
+        }
+
       // Chunks fit the writer box and a mebibyte.
       if (p->writes.empty()) {
         ASSERT_TRUE(p->chunk.empty());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -100,6 +101,24 @@ TEST_F(Fault, ValuesAreSpoiledWhereThereIsOne) {
   set_fault("step.loss=eio");
   EXPECT_THROW(faulty_value("step.loss", 2.5, 0, 1), Error);
   EXPECT_THROW(set_fault("step.begin=nan"), Error);
+}
+
+TEST_F(Fault, MemoryIsSpoiledWhereThereIsSome) {
+  std::array<std::byte, 3> memory{};
+  set_fault("save.replica:rank=1:nth=2=flip");
+  faulty_memory("save.replica", memory, 0, 4);
+  faulty_memory("save.replica", memory, 1, 4);
+  EXPECT_EQ(memory, (std::array<std::byte, 3>{}));
+  faulty_memory("save.replica", memory, 1, 4);
+  EXPECT_EQ(memory, (std::array<std::byte, 3>{std::byte{1}}));
+  faulty_memory("save.replica", memory, 1, 4);
+  EXPECT_EQ(memory, (std::array<std::byte, 3>{std::byte{1}}));
+  set_fault("save.replica=flip");
+  faulty_memory("save.replica", {}, 1, 4);  // nothing to spoil
+  set_fault("save.replica=eio");
+  EXPECT_THROW(faulty_memory("save.replica", memory, 0, 1), Error);
+  EXPECT_THROW(set_fault("step.loss=flip"), Error);
+  EXPECT_THROW(set_fault("save.replica=nan"), Error);
 }
 
 TEST_F(Fault, GenerationChoosesTheCall) {

@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "trainer/replicas.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -87,6 +90,39 @@ TEST_F(OptimizerTest, AdamWByHandWithClippingAndDecayOfMatricesOnly) {
     EXPECT_NEAR(p.exp_avg[1], (1 - hyper_.beta1) * g, 1e-7);
     EXPECT_NEAR(p.exp_avg_sq[1], (1 - hyper_.beta2) * g * g, 1e-8);
   }
+}
+
+TEST(OptimizerValues, OfSixteenBitsAreToldOfBeforeTheyChange) {
+  Parameters parameters(tiny(), reshard::Layout{}, 0, kernels::ElementType::bf16);
+  Communicators comms = make_communicators(make_self_communicator(), parameters.model(), {});
+  kernels::Stream stream(kernels::DeviceKind::cpu);
+  DataParallel data(parameters, *comms.data, stream);
+  parameters.initialise(3);
+  data.spread_values();
+  const auto bits = [](const Parameter& p) {
+    const auto* first = static_cast<const std::uint16_t*>(p.value.data);
+    return std::vector<std::uint16_t>(first, first + p.placed.holds.elements());
+  };
+  std::map<std::string, std::vector<std::uint16_t>> before;
+  for (const Parameter& p : parameters.all()) {
+    std::fill_n(p.grad, p.placed.holds.elements(), 1.0F);
+    if (p.value.type == kernels::ElementType::bf16) before[p.spec->name] = bits(p);
+  }
+  ASSERT_LT(before.size(), parameters.all().size()) << "vectors stay fp32";
+  Optimizer optimizer(parameters, comms, data, stream, {}, false);
+  std::size_t told = 0;
+  optimizer.update(optimizer.norm({}), 0.1, 1,
+                   [&](const Parameter& p, const char* kind, const ckpt::Box& box) {
+                     if (kind != std::string(kValue)) return;
+                     ++told;
+                     EXPECT_EQ(box, p.placed.holds);
+                     EXPECT_EQ(bits(p), before.at(p.spec->name)) << p.spec->name;
+                   });
+  EXPECT_EQ(told, before.size());
+  for (const Parameter& p : parameters.all())
+    if (before.contains(p.spec->name)) {
+      EXPECT_NE(bits(p), before[p.spec->name]) << p.spec->name;
+    }
 }
 
 TEST(LearningRate, WarmsUpThenFollowsItsSchedule) {
