@@ -223,7 +223,7 @@ std::vector<std::string> wrong_accounts(const reshard::ModelSpec& model, const W
 Config::Train type_named(const std::string& dtype) {
   Config::Train type;
   type.dtype = dtype;
-  type.loss_scale = 0x1p24;
+  type.loss_scale = 0x1p28;
   type.loss_scale_window = 2;
   return type;
 }
@@ -254,7 +254,7 @@ Outcome train(const reshard::ModelSpec& model, const Way& way, const Config::Tra
   options.recompute = recompute_named(way.recompute);
   Pipeline pipeline(parameters, comms, data_parallel, stream, options);
   Config::Optim hyper;
-  hyper.lr = 3e-3;
+  hyper.lr = 1e-3;
   Optimizer optimizer(parameters, comms, data_parallel, stream, hyper, way.sequence_parallel);
   TrainStep step(pipeline, data, positions, kBatch, comms.data->rank(), comms.data->size());
   const SampleOrder order(data.samples(positions), kBatch.global_batch, kSeed);
