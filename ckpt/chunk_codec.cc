@@ -8,6 +8,7 @@
 #include <cassert>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "ckpt/byte_shuffle.h"
 #include "ckpt/error.h"
@@ -87,10 +88,12 @@ ChunkForm form_of(std::span<const std::byte> stored) {
 struct ChunkEncoder::State {
   Codec codec;
   ZSTD_CCtx* context;
+  std::optional<ZlibEncoder> zlib;  // for deflate
   std::vector<std::byte> shuffled;
 
   explicit State(Codec c) : codec(c), context(ZSTD_createCCtx()) {
     if (context == nullptr) throw std::bad_alloc();
+    if (codec == Codec::deflate) zlib.emplace();
     if (codec == Codec::fast) {
       // Matches in weights and moments cost more than Huffman coding alone saves, in bytes and in time.
       checked(ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, -50));
@@ -139,11 +142,10 @@ void ChunkEncoder::encode(std::span<const std::byte> raw, std::size_t element_si
   State& s = *state_;
   s.shuffled.resize(raw.size());
   byte_shuffle(raw, element_size, s.shuffled.data());
-  const std::size_t plane_bytes = raw.size() / element_size;
-  if (s.codec == Codec::deflate) {
-    zlib_compress(s.shuffled, plane_bytes, stored);
+  if (s.zlib) {
+    s.zlib->encode(s.shuffled, stored);
   } else {
-    if (s.codec != Codec::none) s.compress(s.shuffled, plane_bytes, stored);
+    if (s.codec != Codec::none) s.compress(s.shuffled, raw.size() / element_size, stored);
     if (s.codec == Codec::none || stored.size() >= raw.size()) raw_frame(s.shuffled, stored);
   }
   const std::uint32_t sum = fletcher32(stored);

@@ -11,7 +11,7 @@ enum class Codec : std::uint8_t {
   fast,   // Huffman-coded literals, hardly any matches (level -50, minMatch 7): best for weights and moments
   small,  // zstd level 3
   none,   // a frame of raw blocks
-  deflate,  // a zlib stream of Huffman codes and runs, which any HDF5 reads without a plugin
+  deflate,  // a zlib stream (libdeflate level 1), which any HDF5 reads without a plugin
 };
 std::string_view name(Codec codec);
 /// "auto" is fast. Error(usage) names the known ones.

@@ -8,11 +8,18 @@
 
 namespace shardwright::ckpt {
 
-/// Replaces `stream` by one of `planes`, which are byte planes of `plane_bytes` each and what is left over.
-/// Never larger than `planes` by more than 6 bytes and 5 for each 64 KiB begun. Equal input makes equal
-/// bytes.
-void zlib_compress(std::span<const std::byte> planes, std::size_t plane_bytes,
-                   std::vector<std::byte>& stream);
+/// Holds a compressor, so keep one per thread.
+class ZlibEncoder {
+ public:
+  ZlibEncoder();
+  ~ZlibEncoder();
+  /// Replaces `stream` by one of `planes`. Equal input makes equal bytes.
+  void encode(std::span<const std::byte> planes, std::vector<std::byte>& stream);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// True if `frame` begins as the streams do that the format knows: deflate with a window of 32 KiB.
 bool begins_as_zlib(std::span<const std::byte> frame);
