@@ -183,7 +183,7 @@ class RunTestCase(unittest.TestCase):
             # At 1e-2 L1 makes ten times as much of a rounding in each step, so that layouts part by more than 1e-5.
             "optim": {"lr": 2e-3, "warmup_steps": 2, "schedule": "cosine", "clip": 1.0},
             "parallel": {},
-            "checkpoint": {},
+            "checkpoint": {"verify_writes": True},
             "health": {},
             "elastic": {},
         }

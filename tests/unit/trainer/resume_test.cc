@@ -52,6 +52,7 @@ class ResumeTest : public testing::Test {
     options.run = generation_.run;
     options.generation = generation_.number;
     options.commit_deadline_s = 5;
+    options.shard.verify_writes = true;
     checkpointing_ =
         std::make_unique<Checkpointing>(env_, options, config_.checkpoint, *self_, progress_,
                                         [this](const ckpt::SaveOutcome& o) { outcomes_.push_back(o); });
