@@ -1,6 +1,7 @@
 #include "ckpt/chunk_pipeline.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +19,15 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// For the calling thread's life: only who is allowed to may take a higher priority again.
+void yield_to_all_others() {
+#ifdef SCHED_IDLE
+  // Where it is forbidden the work is done all the same, at the cost of others' time.
+  const sched_param none{};
+  ::sched_setscheduler(0, SCHED_IDLE, &none);
+#endif
 }
 
 }  // namespace
@@ -94,16 +104,11 @@ ChunkPipeline::~ChunkPipeline() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  room_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::uint64_t ChunkPipeline::claim_bytes(std::size_t box) const {
-  // A chunk and what it may become; the frame's own bytes are a few.
-  return 2 * element_count(boxes_[box].chunk) * size_of(boxes_[box].dtype);
-}
-
-bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer) {
+bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer, bool may_wait) {
   std::unique_lock lock(mutex_);
   // Chunks are claimed in order, so the one that next() waits for is never behind one that waits for room.
   while (!stopping_ && !failure_) {
@@ -112,83 +117,105 @@ bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer) {
       claim_.chunk = 0;
     }
     if (claim_.box == boxes_.size()) return false;
-    const std::uint64_t bytes = claim_bytes(claim_.box);
+    const std::uint64_t raw = element_count(boxes_[claim_.box].chunk) * size_of(boxes_[claim_.box].dtype);
+    // The chunk and what it may become; the frame's own bytes are a few.
+    const std::uint64_t bytes =
+        raw + std::max<std::uint64_t>(raw, spare_.empty() ? 0 : spare_.back().capacity());
     if (in_flight_ == 0 || in_flight_ + bytes <= options_.max_in_flight_bytes) {
       in_flight_ += bytes;
       peak_ = std::max(peak_, in_flight_);
       place = claim_;
+      place.bytes = bytes;
       ++claim_.chunk;
       ++claim_.number;
+      done_.emplace_back();
       if (!spare_.empty()) {
         buffer = std::move(spare_.back());
         spare_.pop_back();
       }
       return true;
     }
-    changed_.wait(lock);
+    if (!may_wait) return false;
+    room_.wait(lock);
   }
   return false;
 }
 
 void ChunkPipeline::finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds) {
+  bool awaited = false;
   {
     const std::lock_guard lock(mutex_);
-    in_flight_ -= claim_bytes(place.box);
-    in_flight_ += chunk.stored.size();
+    in_flight_ -= place.bytes;
+    in_flight_ += chunk.stored.capacity();
     peak_ = std::max(peak_, in_flight_);
     encode_seconds_ += seconds;
     verify_seconds_ += verify_seconds;
-    done_.emplace(place.number, std::move(chunk));
+    awaited = place.number == taken_;
+    done_[place.number - taken_] = std::move(chunk);
   }
-  changed_.notify_all();
+  if (awaited) ready_.notify_one();
+  room_.notify_one();
+}
+
+bool ChunkPipeline::encode_one(Worker& worker, bool may_wait) {
+  Place place;
+  EncodedChunk chunk;
+  if (!claim(place, chunk.stored, may_wait)) return false;
+  const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
+  const Clock::time_point start = Clock::now();
+  worker.encode(items_[place.box], boxes_[place.box], place.chunk, chunk);
+  finish(place, std::move(chunk), seconds_since(start), worker.verify_seconds());
+  return true;
 }
 
 void ChunkPipeline::work() {
   trace::name_thread("encode");
+  if (options_.priority == WorkerPriority::low) yield_to_all_others();
   try {
     Worker worker(options_);
-    Place place{0, 0, 0};
-    EncodedChunk chunk;
-    while (claim(place, chunk.stored)) {
-      const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
-      const Clock::time_point start = Clock::now();
-      worker.encode(items_[place.box], boxes_[place.box], place.chunk, chunk);
-      finish(place, std::move(chunk), seconds_since(start), worker.verify_seconds());
-      chunk = {};
+    while (encode_one(worker, true)) {
     }
   } catch (...) {
     {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_ = std::current_exception();
     }
-    changed_.notify_all();
+    ready_.notify_one();
+    room_.notify_all();
   }
 }
 
-EncodedChunk ChunkPipeline::next(const std::atomic<bool>* cancel) {
+EncodedChunk ChunkPipeline::next(const SaveSignals& signals) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (failure_) std::rethrow_exception(failure_);
-    if (cancel != nullptr && cancel->load())
+    if (signals.cancel)
       throw Error(ErrorCode::peer, "save: ended early because the attempt has failed elsewhere");
-    const auto first = done_.begin();
-    if (first != done_.end() && first->first == taken_) {
-      EncodedChunk chunk = std::move(first->second);
-      done_.erase(first);
+    if (!done_.empty() && done_.front()) {
+      EncodedChunk chunk = *std::move(done_.front());
+      done_.pop_front();
       ++taken_;
       return chunk;
     }
-    changed_.wait_for(lock, std::chrono::milliseconds(50));  // wakes to look at `cancel`
+    if (signals.hurry) {
+      lock.unlock();
+      if (!own_worker_) own_worker_ = std::make_unique<Worker>(options_);
+      const bool encoded = encode_one(*own_worker_, false);
+      lock.lock();
+      if (encoded) continue;
+      if (!done_.empty() && done_.front()) continue;
+    }
+    ready_.wait_for(lock, std::chrono::milliseconds(50));  // wakes to look at the signals
   }
 }
 
 void ChunkPipeline::recycle(EncodedChunk&& chunk) {
   {
     const std::lock_guard lock(mutex_);
-    in_flight_ -= chunk.stored.size();
+    in_flight_ -= chunk.stored.capacity();
     spare_.push_back(std::move(chunk.stored));
   }
-  changed_.notify_all();
+  room_.notify_one();
 }
 
 double ChunkPipeline::encode_seconds() const {

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <exception>
-#include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -34,8 +36,8 @@ class ChunkPipeline {
   ~ChunkPipeline();
 
   /// The next chunk in order of boxes, and within a box in row-major order of its grid. Rethrows a worker's
-  /// error; Error(peer) when `cancel` (may be null) becomes true.
-  EncodedChunk next(const std::atomic<bool>* cancel);
+  /// error; Error(peer) once it is cancelled. In a hurry, the calling thread encodes too where it would wait.
+  EncodedChunk next(const SaveSignals& signals);
   /// Hands a written chunk's memory back.
   void recycle(EncodedChunk&& chunk);
 
@@ -45,33 +47,36 @@ class ChunkPipeline {
 
  private:
   struct Place {
-    std::size_t box;
-    std::uint64_t chunk;   // within the box
-    std::uint64_t number;  // over all boxes
+    std::size_t box = 0;
+    std::uint64_t chunk = 0;   // within the box
+    std::uint64_t number = 0;  // over all boxes
+    std::uint64_t bytes = 0;   // of memory, claimed for it
   };
   class Worker;
 
   void work();
-  bool claim(Place& place, std::vector<std::byte>& buffer);
+  bool encode_one(Worker& worker, bool may_wait);
+  bool claim(Place& place, std::vector<std::byte>& buffer, bool may_wait);
   void finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds);
-  std::uint64_t claim_bytes(std::size_t box) const;
 
   const std::span<const SaveItem> items_;
   const std::span<const BoxRecord> boxes_;
   const ShardOptions options_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable ready_;  // next()'s chunk is there, or never will be
+  std::condition_variable room_;   // for a worker's chunk; one leaves as one comes, so one is told
   bool stopping_ = false;
   std::exception_ptr failure_;
-  Place claim_{0, 0, 0};     // the next to be handed to a worker
-  std::uint64_t taken_ = 0;  // chunks that next() has returned
-  std::map<std::uint64_t, EncodedChunk> done_;
+  Place claim_;                                   // the next to be handed to a worker
+  std::uint64_t taken_ = 0;                       // chunks that next() has returned
+  std::deque<std::optional<EncodedChunk>> done_;  // from taken_ on, as far as chunks are claimed
   std::vector<std::vector<std::byte>> spare_;
   std::uint64_t in_flight_ = 0;
   std::uint64_t peak_ = 0;
   double encode_seconds_ = 0;
   double verify_seconds_ = 0;
+  std::unique_ptr<Worker> own_worker_;  // of next()'s thread
   std::vector<std::thread> threads_;
 };
 

@@ -124,10 +124,10 @@ struct Saver::State {
     // First what is read fastest: the optimizer then finds it read, and need not copy it.
     const auto start = Clock::now();
     std::vector<ReplicaRecord> replicas =
-        fingerprint_replicas(all.subspan(job.items), options.shard.threads, &cancel);
+        fingerprint_replicas(all.subspan(job.items), options.shard.threads, &signals.cancel);
     outcome.replicas_s = seconds_since(start);
     Part part = write_shard(env, directory, outcome.attempt, options.rank, outcome.step, all.first(job.items),
-                            options.shard, &stats, &cancel);
+                            options.shard, &stats, &signals);
     part.replicas = std::move(replicas);
     outcome.raw_bytes = stats.raw_bytes;
     outcome.stored_bytes = stats.stored_bytes;
@@ -165,7 +165,7 @@ struct Saver::State {
     commit.still_mine = [this] { return still_mine(); };
     commit.supersede_suffix = fmt::format(".superseded-{}", options.generation);
     CommitStats stats;
-    commit_attempt(env, commit, &cancel, &stats);
+    commit_attempt(env, commit, &signals.cancel, &stats);
     job.outcome.parts_wait_s = stats.parts_wait_s;
     job.outcome.commit_s = seconds_since(start);
   }
@@ -296,7 +296,7 @@ struct Saver::State {
   Env& env;
   const SaverOptions options;
   std::vector<std::pair<std::uint64_t, std::string>> abandoned;  // steps and attempts, of the saving thread
-  std::atomic<bool> cancel{false};
+  SaveSignals signals;
 
   mutable std::mutex mutex;  // guards what follows
   std::condition_variable changed;
@@ -306,7 +306,8 @@ struct Saver::State {
   std::shared_ptr<Snapshot> snapshot;  // of the running save
   double waited_ms = 0;                // by before_write(), for the running save
   std::vector<SaveOutcome> outcomes;
-  std::string cancel_reason;  // of the running save; empty: not cancelled by the caller
+  std::string cancel_reason;            // of the running save; empty: not cancelled by the caller
+  std::optional<std::uint64_t> window;  // the step of the last save, until before_write() is called after it
   std::jthread thread;
 };
 
@@ -317,7 +318,7 @@ Saver::Saver(Env& env, SaverOptions options) : state_(std::make_unique<State>(en
 Saver::~Saver() {
   {
     const std::lock_guard lock(state_->mutex);
-    state_->cancel = true;
+    state_->signals.cancel = true;
     state_->stop = true;
     state_->changed.notify_all();
   }
@@ -337,7 +338,9 @@ void Saver::start(SaveRequest request) {
       throw Error(ErrorCode::busy,
                   job.outcome.path + ": the previous save is still running; wait for it or skip");
     s.running = true;
-    s.cancel = false;
+    s.signals.cancel = false;
+    s.signals.hurry = !s.options.async;
+    s.window = request.step;
     s.cancel_reason.clear();
     s.waited_ms = 0;
   }
@@ -379,7 +382,10 @@ bool Saver::busy() const {
   return state_->running;
 }
 
+void Saver::hurry() { state_->signals.hurry = true; }
+
 void Saver::wait(double seconds) {
+  hurry();
   std::unique_lock lock(state_->mutex);
   if (!state_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
                                 [this] { return !state_->running; }))
@@ -392,14 +398,23 @@ void Saver::cancel(const std::string& reason) {
   const std::lock_guard lock(state_->mutex);
   if (!state_->running) return;
   state_->cancel_reason = reason;
-  state_->cancel = true;
+  state_->signals.cancel = true;
 }
 
 void Saver::before_write(const std::string& tensor, const std::string& kind, const Box& box) {
   std::shared_ptr<Snapshot> snapshot;
+  std::optional<std::uint64_t> window;
   {
     const std::lock_guard lock(state_->mutex);
     snapshot = state_->snapshot;
+    window = std::exchange(state_->window, std::nullopt);
+  }
+  if (window) {
+    try {
+      fault_point("save.window", state_->options.rank, *window);
+    } catch (const Error& e) {
+      cancel(e.what());
+    }
   }
   if (!snapshot) return;
   const trace::Span span("before_write");

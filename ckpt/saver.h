@@ -100,12 +100,17 @@ class Saver {
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
   /// True while a save is in work here.
   bool busy() const;
-  /// Waits for the running save; Error(deadline) after `seconds`. Does not throw for a save that failed.
+  /// The running save is waited for: it takes the time of one thread of ordinary priority as well, so that
+  /// low priority (ShardOptions) starves nobody. Returns at once.
+  void hurry();
+  /// Hurries and waits for the running save; Error(deadline) after `seconds`. Does not throw for a save that
+  /// failed.
   void wait(double seconds);
   /// Ends the running save, if there is one, as failed for `reason`: what the caller has learned from another
   /// rank, which could not say so in a part (a full disk). Returns at once.
   void cancel(const std::string& reason);
-  /// Called by everything that changes saved state, just before it does.
+  /// Called by everything that changes saved state, just before it does. Fault point save.window at the first
+  /// call after start(), where a failure ends that save.
   void before_write(const std::string& tensor, const std::string& kind, const Box& box);
   /// Outcomes since the last call, oldest first.
   std::vector<SaveOutcome> take_outcomes();

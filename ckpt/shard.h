@@ -64,14 +64,19 @@ struct Part {
   std::vector<ReplicaRecord> replicas = {};
 };
 
+/// What is said to a save in work, from other threads.
+struct SaveSignals {
+  std::atomic<bool> cancel{false};  // nobody needs it any more
+  std::atomic<bool> hurry{false};   // somebody waits for it: the thread that writes compresses too
+};
+
 /// Writes `directory`/rank-NNNNN.h5 with all items (none: no file), fsyncs it and the directory, and returns
 /// the part to publish. Fault points shard.open, shard.mid, shard.close, shard.fsync. On any error the file
 /// is abandoned and the Error thrown; nothing is retried. Error(exists) if the file is there already: another
-/// process writes as the same rank. `cancel` (may be null) ends it early with
-/// Error(peer).
+/// process writes as the same rank; Error(peer) once `signals` (may be null) cancels it.
 Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
                  std::uint64_t step, std::span<const SaveItem> items, const ShardOptions& options,
-                 ShardStats* stats, const std::atomic<bool>* cancel = nullptr);
+                 ShardStats* stats, const SaveSignals* signals = nullptr);
 
 /// Publishes `directory`/rank-NNNNN.part: temporary name, fsync, rename (fault point part.rename).
 void publish_part(Env& env, const std::string& directory, const Part& part);

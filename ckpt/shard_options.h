@@ -7,9 +7,14 @@
 
 namespace shardwright::ckpt {
 
+/// Of workers that run beside a computation: `low` takes only what the rest of the machine leaves idle (on
+/// Linux; elsewhere it is normal).
+enum class WorkerPriority : std::uint8_t { normal, low };
+
 struct ShardOptions {
   Codec codec = Codec::fast;
-  int threads = 1;             // workers that shuffle, compress and hash
+  int threads = 1;  // workers that shuffle, compress and hash
+  WorkerPriority priority = WorkerPriority::normal;
   bool verify_writes = false;  // decode each chunk again and compare before it is written
   std::uint64_t max_in_flight_bytes = 64u << 20;
 };

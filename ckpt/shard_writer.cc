@@ -161,7 +161,7 @@ class ShardFile {
 
 /// Writes all datasets and the table and closes the file; fills the boxes' fingerprints.
 std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, ShardPlan& plan, int rank,
-                                     std::uint64_t step, ShardStats& stats, const std::atomic<bool>* cancel) {
+                                     std::uint64_t step, ShardStats& stats, const SaveSignals& signals) {
   std::vector<ChunkRow> rows;
   rows.reserve(plan.chunks);
   for (BoxRecord& box : plan.boxes) {
@@ -172,7 +172,7 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
       EncodedChunk chunk = [&] {
         const trace::Span span("wait for chunk");
         const Clock::time_point asked = Clock::now();
-        EncodedChunk next = pipeline.next(cancel);
+        EncodedChunk next = pipeline.next(signals);
         stats.chunk_wait_s += seconds_since(asked);
         return next;
       }();
@@ -210,12 +210,13 @@ std::unique_ptr<WritableFile> create_shard(Env& env, const std::string& path, in
 
 Part write_shard(Env& env, const std::string& directory, const std::string& attempt, int rank,
                  std::uint64_t step, std::span<const SaveItem> given, const ShardOptions& options,
-                 ShardStats* stats, const std::atomic<bool>* cancel) {
+                 ShardStats* stats, const SaveSignals* signals) {
   // Equal boxes make equal files, whoever lists them (training, resharding) and in whatever order.
   std::vector<SaveItem> items(given.begin(), given.end());
   std::stable_sort(items.begin(), items.end(), [](const SaveItem& a, const SaveItem& b) {
     return std::tie(a.tensor, a.kind) < std::tie(b.tensor, b.kind);
   });
+  const SaveSignals nobody;
   ShardStats unread;
   ShardStats& measured = stats != nullptr ? *stats : unread;
   measured = {};
@@ -238,7 +239,8 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
   {
     ChunkPipeline pipeline(items, plan.boxes, options);
     ShardFile shard(*file, path, form_of(options.codec));
-    rows = write_datasets(shard, pipeline, plan, rank, step, measured, cancel);
+    rows =
+        write_datasets(shard, pipeline, plan, rank, step, measured, signals != nullptr ? *signals : nobody);
     measured.encode_s = pipeline.encode_seconds();
     measured.verify_s = pipeline.verify_seconds();
     measured.peak_host_bytes = pipeline.peak_bytes();

@@ -134,6 +134,7 @@ void Checkpointing::settle() {
   const trace::Span span("wait for checkpoint");
   const Clock::time_point start = Clock::now();
   progress_.enter(Phase::save_wait);
+  saver_.hurry();
   auto pause = kFirstPause;
   for (;;) {
     double words[kWords];

@@ -73,6 +73,8 @@ struct Config {
     std::string on_busy = "wait";  // wait | skip
     bool verify_writes = false;
     bool check_replicas = true;
+    int workers = 0;               // 0: as many as a rank has threads
+    std::string priority = "low";  // low | normal, of the workers
     double commit_deadline_s = 120;
   } checkpoint;
 

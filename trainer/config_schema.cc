@@ -137,6 +137,13 @@ std::vector<ConfigKey> make_schema() {
        PLACE(bool, checkpoint.verify_writes)},
       {"checkpoint.check_replicas", "no checkpoint of state of which two ranks hold different copies",
        PLACE(bool, checkpoint.check_replicas)},
+      from(0, {"checkpoint.workers", "threads that compress; 0: as many as a rank has",
+               PLACE(int, checkpoint.workers)}),
+      choice({"low", "normal"}, {},
+             {"checkpoint.priority",
+              "of these threads: low, they take what training leaves idle; normal, they share the cores with "
+              "it, so the checkpoint is durable sooner and the step takes longer",
+              PLACE(Text, checkpoint.priority)}),
       above(0, {"checkpoint.commit_deadline_s", "wait for all ranks' parts",
                 PLACE(double, checkpoint.commit_deadline_s)}),
 

@@ -163,7 +163,9 @@ int train(const TrainOptions& options, const Prepared& prepared, const RunIdenti
   saver.rank = world.rank();
   saver.writers = world.size();
   saver.shard.codec = config.checkpoint.codec;
-  saver.shard.threads = threads;
+  saver.shard.threads = config.checkpoint.workers > 0 ? config.checkpoint.workers : threads;
+  saver.shard.priority =
+      config.checkpoint.priority == "low" ? ckpt::WorkerPriority::low : ckpt::WorkerPriority::normal;
   saver.shard.verify_writes = config.checkpoint.verify_writes;
   saver.commit_deadline_s = config.checkpoint.commit_deadline_s;
   saver.keep = config.checkpoint.keep;

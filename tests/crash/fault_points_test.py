@@ -11,8 +11,8 @@ from run_harness import TINY, RunTestCase, layout_sets, main, run  # noqa: E402
 
 RANKS = 4
 LAYOUT = "d4z1"
-TRAINING_POINTS = ["step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin", "shard.open", "shard.mid",
-                   "shard.close", "shard.fsync", "part.rename", "manifest.write", "commit.write", "commit.rename", "dir.rename",
+TRAINING_POINTS = ["step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin", "save.window", "shard.open",
+                   "shard.mid", "shard.close", "shard.fsync", "part.rename", "manifest.write", "commit.write", "commit.rename", "dir.rename",
                    "retire", "load.plan", "load.mid"]
 COMMITTER_ONLY = {"manifest.write", "commit.write", "commit.rename", "dir.rename", "retire"}
 
@@ -37,7 +37,7 @@ class FaultPointsTestCase(RunTestCase):
             config = self.config(name, TINY, **self.SECTIONS)
             if point.startswith("load"):
                 shutil.copytree(self.dir / "begun", directory)
-            step = ":step=5" if point.startswith("step.") else ":step=4" if point == "save.begin" else ""
+            step = ":step=5" if point.startswith("step.") else ":step=4" if point in ("save.begin", "save.window") else ""
             fault = f"{point}:rank={rank}{step}={action}"
             result = run("train", config, *self.sets(), env={"SHARDWRIGHT_FAULT": fault}, timeout=90)
             self.assertEqual(result.status, 0, f"{fault}: {result}")

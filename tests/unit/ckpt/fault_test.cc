@@ -40,8 +40,8 @@ class Fault : public testing::Test {
 TEST_F(Fault, NamesOfTheContract) {
   for (const char* point :
        {"step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin",
-        "shard.open", "shard.mid", "shard.close", "shard.fsync", "part.rename", "manifest.write",
-        "commit.write", "commit.rename", "dir.rename", "retire", "load.plan", "load.mid"}) {
+        "save.window", "shard.open", "shard.mid", "shard.close", "shard.fsync", "part.rename",
+        "manifest.write", "commit.write", "commit.rename", "dir.rename", "retire", "load.plan", "load.mid"}) {
     set_fault(std::string(point) + "=eio");
     EXPECT_TRUE(strikes(point));
   }

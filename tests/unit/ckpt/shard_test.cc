@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <semaphore>
 #include <set>
 
 #include "ckpt/error.h"
@@ -306,11 +310,64 @@ TEST(Shard, ErrorOfASourceEndsTheWrite) {
 
 TEST(Shard, CancelEndsTheWrite) {
   const TempDir dir;
-  const std::atomic<bool> cancel{true};
-  EXPECT_EQ(
-      code_of([&] { write_shard(posix_env(), dir.path(), "0-1", 0, 7, some_items(), {}, nullptr, &cancel); }),
-      ErrorCode::peer);
+  SaveSignals signals;
+  signals.cancel = true;
+  EXPECT_EQ(code_of([&] {
+              write_shard(posix_env(), dir.path(), "0-1", 0, 7, some_items(), {}, nullptr, &signals);
+            }),
+            ErrorCode::peer);
 }
+
+/// A box in chunks of one row, whose first row can be read only while another thread reads another.
+class NeedsTwoReaders : public Source {
+ public:
+  void read(const Box& region, std::byte* dst) const override {
+    if (region.offset[0] == 0) {
+      if (!other_.try_acquire_for(std::chrono::seconds(60)))
+        throw Error(ErrorCode::deadline, "nobody read another row");
+    } else {
+      other_.release();
+    }
+    std::fill_n(dst, region.elements() * 4, std::byte{3});
+  }
+
+ private:
+  mutable std::counting_semaphore<> other_{0};
+};
+
+TEST(Shard, InAHurryTheThreadThatWritesCompressesToo) {
+  const TempDir dir;
+  SaveItem item{"a", "param", DType::f32, {9, 5}, Box::whole({9, 5}), {1, 5}, nullptr};
+  item.source = std::make_shared<NeedsTwoReaders>();
+  SaveSignals signals;
+  signals.hurry = true;
+  ShardStats stats;
+  write_shard(posix_env(), dir.path(), "0-1", 0, 7, std::vector{item}, {}, &stats, &signals);
+  EXPECT_EQ(stats.raw_bytes, 9u * 5 * 4);
+}
+
+#ifdef SCHED_IDLE
+TEST(Shard, LowPriorityIsTheWorkersAlone) {
+  class AsksForItsPolicy : public Source {
+   public:
+    void read(const Box& region, std::byte* dst) const override {
+      policy = ::sched_getscheduler(0);
+      std::fill_n(dst, region.elements() * 4, std::byte{3});
+    }
+    mutable std::atomic<int> policy{-1};
+  };
+  const auto source = std::make_shared<AsksForItsPolicy>();
+  const SaveItem item{"a", "param", DType::f32, {3, 5}, Box::whole({3, 5}), {}, source};
+  for (const auto priority : {WorkerPriority::normal, WorkerPriority::low}) {
+    const TempDir dir;
+    ShardOptions options;
+    options.priority = priority;
+    write_shard(posix_env(), dir.path(), "0-1", 0, 7, std::vector{item}, options, nullptr);
+    EXPECT_EQ(source->policy, priority == WorkerPriority::low ? SCHED_IDLE : ::sched_getscheduler(0));
+    EXPECT_NE(::sched_getscheduler(0), SCHED_IDLE);
+  }
+}
+#endif
 
 TEST(Shard, FaultPointsThrow) {
   const TempDir dir;

@@ -284,7 +284,9 @@ TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
       "parallel.rank_order parallel.schedule parallel.sequence_parallel parallel.recompute parallel.offload "
       "parallel.comm "
       "checkpoint.dir checkpoint.every checkpoint.keep checkpoint.async checkpoint.codec checkpoint.on_busy "
-      "checkpoint.verify_writes checkpoint.check_replicas checkpoint.commit_deadline_s health.on_nonfinite "
+      "checkpoint.verify_writes checkpoint.check_replicas checkpoint.workers checkpoint.priority "
+      "checkpoint.commit_deadline_s "
+      "health.on_nonfinite "
       "health.max_skips health.loss_spike health.norm_spike elastic.enabled elastic.on_failure "
       "elastic.min_ranks "
       "elastic.max_restarts elastic.heartbeat_s elastic.phase_deadline_s ");
