@@ -13,6 +13,7 @@
 
 #include "ckpt/box_index.h"
 #include "ckpt/error.h"
+#include "ckpt/pending_pages.h"
 #include "ckpt/shard_plan.h"
 #include "ckpt/snapshot.h"
 #include "ckpt/trace.h"
@@ -50,7 +51,14 @@ class WatchedBox : public Source {
     entry_.chunk = chunk;
     entry_.chunks = element_count(chunk_grid(item.box, chunk));
     chunks_.resize(entry_.chunks);
+    for (std::uint64_t i = 0; i < entry_.chunks; ++i) protect_pages(memory_of(i));
   }
+  ~WatchedBox() override {
+    for (std::uint64_t i = 0; i < entry_.chunks; ++i)
+      if (!chunks_[i].read && !chunks_[i].kept) release_pages(memory_of(i));
+  }
+  WatchedBox(const WatchedBox&) = delete;
+  WatchedBox& operator=(const WatchedBox&) = delete;
 
   void read(const Box& region, std::byte* dst) const override {
     for_each_chunk(entry_, region,
@@ -72,6 +80,16 @@ class WatchedBox : public Source {
 
   Box part(std::uint64_t index) const { return chunk_box(entry_.box, entry_.chunk, index); }
 
+  /// Where a chunk lies, if in one piece: whole rows.
+  std::span<const std::byte> memory_of(std::uint64_t index) const {
+    const Box chunk = part(index);
+    for (std::size_t d = 1; d < chunk.shape.size(); ++d)
+      if (chunk.shape[d] != entry_.box.shape[d]) return {};
+    const std::uint64_t rows_before = chunk.offset.empty() ? 0 : chunk.offset[0] - entry_.box.offset[0];
+    const std::uint64_t row = chunk.shape.empty() ? 1 : chunk.elements() / chunk.shape[0];
+    return {data_ + rows_before * row * size_, chunk.elements() * size_};
+  }
+
   /// Copies the part `wanted` of a chunk to its place in `region`.
   void read_chunk(std::uint64_t index, const Box& wanted, const Box& region, std::byte* dst) const {
     const Box whole = part(index);
@@ -91,7 +109,10 @@ class WatchedBox : public Source {
     copy_region(data_, entry_.box, dst, region, wanted, size_);
     lock.lock();
     --chunk.readers;
-    chunk.read = chunk.read || wanted == whole;
+    if (wanted == whole && !chunk.read) {
+      chunk.read = true;
+      release_pages(memory_of(index));
+    }
     lock.unlock();
     changed_.notify_all();
   }
@@ -107,6 +128,7 @@ class WatchedBox : public Source {
     chunk.kept = std::make_unique_for_overwrite<std::byte[]>(bytes);
     kept_bytes_.add(bytes);
     copy_region(data_, entry_.box, chunk.kept.get(), whole, whole, size_);
+    release_pages(memory_of(index));
   }
 
   const std::shared_ptr<const Source> memory_;  // owns what data_ points to, if anybody does

@@ -110,6 +110,29 @@ TEST(LazySnapshot, ItemsThatCannotBeWrittenAreRefused) {
   EXPECT_THROW(lazy_snapshot(std::vector{a.item()}), Error);
 }
 
+#ifdef SHARDWRIGHT_PROTECT_PENDING
+// Test builds only. Pages that hold nothing but pending chunks are read-only; what was read, kept or let go
+// is as before.
+TEST(LazySnapshotDeathTest, AForgottenBeforeWriteCrashes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const Dims shape{11, 5000};
+  State a("a", shape, Box::whole(shape), {2, 5000}, 1);
+  const auto at = [&](std::uint64_t row) { return &a.values[row * 5000 + 2500]; };  // inside the row's pages
+  const std::vector<SaveItem> items{a.item()};
+  auto snapshot = lazy_snapshot(items);
+  const ShardPlan plan = plan_shard(items);
+  EXPECT_DEATH(*at(3) = 2, "");
+  EXPECT_THAT(read_chunk(snapshot->items()[0], plan.boxes[0], 1), Each(1.0F));
+  *at(3) = 2;
+  EXPECT_DEATH(*at(4) = 2, "");
+  snapshot->before_write("a", "param", {{4, 1}, {1, 2}});
+  *at(4) = 2;
+  EXPECT_DEATH(*at(10) = 2, "");
+  snapshot.reset();
+  std::ranges::fill(a.values, 2.0F);
+}
+#endif
+
 // Readers take chunks in order, as the shard writer's do, while everything changes in an order of chance.
 TEST(LazySnapshot, ReadersAndWritersAtOnce) {
   for (unsigned seed = 0; seed < 20; ++seed) {
