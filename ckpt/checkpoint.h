@@ -27,7 +27,11 @@ struct LoadStats {
   std::uint64_t read_bytes = 0;    // stored bytes read from shards
   std::uint64_t needed_bytes = 0;  // stored bytes of the distinct chunks that the items touch
   std::uint64_t chunks = 0;
+  std::uint64_t peak_host_bytes = 0;  // of stored and decoded chunks in flight, beside the destinations
 };
+
+/// What a thread of load() needs at most: a stored chunk, it decoded, and it shuffled.
+inline constexpr std::uint64_t kLoadBytesPerThread = 4u << 20;
 
 /// Thread-safe once open. Nothing is parsed before its digest was checked.
 class Checkpoint {
@@ -57,9 +61,10 @@ class Checkpoint {
   const Dims& shape(const std::string& tensor) const;
 
   /// Fills all items: each stored chunk that is needed is read once (pread, hash, decode; in parallel) and
-  /// scattered to all that need it. Every element of every item is filled, or an Error names the tensor, kind
-  /// and file at fault: mismatch (absent, other shape or type), damaged. A file gone while being read is
-  /// "removed while being read".
+  /// scattered to all that need it; the system is asked for what comes next. At most kLoadBytesPerThread a
+  /// thread of host memory are in flight. Every element of every item is filled, or an Error names the
+  /// tensor, kind and file at fault: mismatch (absent, other shape or type), damaged. A file gone while being
+  /// read is "removed while being read".
   LoadStats load(std::span<const LoadItem> items, const LoadOptions& options) const;
 
   /// Search over the boxes of manifest().

@@ -181,6 +181,8 @@ ChunkDecoder::ChunkDecoder() : state_(std::make_unique<State>()) {}
 ChunkDecoder::~ChunkDecoder() = default;
 ChunkDecoder::ChunkDecoder(ChunkDecoder&&) noexcept = default;
 
+std::size_t ChunkDecoder::scratch_bytes() const { return state_->shuffled.capacity(); }
+
 void ChunkDecoder::decode(std::span<const std::byte> stored, std::size_t element_size,
                           std::span<std::byte> raw) {
   if (stored.size() <= kChecksumBytes) refuse("too short for a frame and its checksum");

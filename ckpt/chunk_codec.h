@@ -46,6 +46,8 @@ class ChunkDecoder {
   ChunkDecoder(ChunkDecoder&&) noexcept;
   /// Fills `raw` exactly. Error(damaged) if the checksum, the frame or its size is wrong.
   void decode(std::span<const std::byte> stored, std::size_t element_size, std::span<std::byte> raw);
+  /// Memory that it keeps between chunks: the largest one's bytes, shuffled.
+  std::size_t scratch_bytes() const;
 
  private:
   struct State;

@@ -36,6 +36,9 @@ class ReadableFile {
   virtual std::uint64_t size() const = 0;
   /// Reads exactly data.size() bytes; a short file is Error(damaged), an I/O failure Error(io).
   virtual void read(std::uint64_t offset, std::span<std::byte> data) const = 0;
+  /// These bytes will be read soon: the system may begin to fetch them. Advice only; does not wait, and no
+  /// error comes of it.
+  virtual void will_need(std::uint64_t /*offset*/, std::uint64_t /*bytes*/) const {}
 };
 
 /// Held until destroyed; an fcntl open-file-description lock, released by the kernel when its process dies.

@@ -13,6 +13,7 @@
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
 #include "ckpt/parallel.h"
+#include "ckpt/read_ahead.h"
 #include "ckpt/shard.h"
 #include "ckpt/trace.h"
 
@@ -113,6 +114,9 @@ struct Worker {
   ChunkDecoder decoder;
   std::vector<std::byte> stored;
   std::vector<std::byte> raw;
+
+  /// Buffers only grow, so afterwards this is the most that there was.
+  std::uint64_t host_bytes() const { return decoder.scratch_bytes() + stored.capacity() + raw.capacity(); }
 };
 
 /// Reads one chunk and gives it to all items that need it.
@@ -163,10 +167,21 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
 
   std::vector<Worker> workers(static_cast<std::size_t>(std::max(options.threads, 1)));
   std::atomic<std::uint64_t> read_bytes{0};
+  // By raw sizes: what is stored of a chunk, its shard's table knows, which is read when it is needed.
+  std::vector<std::uint64_t> sizes(chunks);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const BoxEntry& entry = manifest().boxes[uses[begin[i]].box];
+    sizes[i] = element_count(entry.chunk) * size_of(manifest().states[entry.state].dtype);
+  }
+  ReadAhead ahead(std::move(sizes), [&](std::size_t i) {
+    const Use& use = uses[begin[i]];
+    shard(use.file).will_need(use.row);
+  });
   if (chunks == 0) fault_point("load.mid", options.rank, commit().step);
   parallel_for(options.threads, chunks, [&](int worker, std::size_t i) {
     if (i == chunks / 2) fault_point("load.mid", options.rank, commit().step);
     const trace::Span chunk("load chunk", "chunk", static_cast<std::int64_t>(i));
+    ahead.reading(i);
     const std::span<const Use> group(uses.data() + begin[i], begin[i + 1] - begin[i]);
     try {
       fill(*this, items, group, workers[static_cast<std::size_t>(worker)], read_bytes);
@@ -179,6 +194,7 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
   LoadStats stats;
   stats.read_bytes = read_bytes;
   stats.chunks = chunks;
+  for (const Worker& worker : workers) stats.peak_host_bytes += worker.host_bytes();
   for (std::size_t i = 0; i < chunks; ++i)
     stats.needed_bytes += shard(uses[begin[i]].file).table()[uses[begin[i]].row].stored_bytes;
   return stats;

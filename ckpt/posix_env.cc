@@ -151,6 +151,10 @@ class PosixReadableFile : public ReadableFile {
           path_);
   }
 
+  void will_need(std::uint64_t offset, std::uint64_t bytes) const override {
+    ::posix_fadvise(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+  }
+
  private:
   Descriptor fd_;
   std::string path_;

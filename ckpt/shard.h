@@ -103,6 +103,9 @@ class ShardReader {
   const std::vector<ChunkRow>& table() const { return table_; }
   /// Stored bytes of a chunk, checked against its XXH3-64; Error(damaged) names file and chunk.
   void read_stored(std::uint64_t chunk, std::vector<std::byte>& stored) const;
+  /// Asks the system to fetch a chunk that will be read soon (ReadableFile::will_need); one that is not there
+  /// is left to read_stored().
+  void will_need(std::uint64_t chunk) const;
   /// Digest of all bytes outside the stored chunks, to compare with record().rest.
   Digest128 read_rest() const;
 

@@ -34,6 +34,10 @@ void ShardReader::read_stored(std::uint64_t chunk, std::vector<std::byte>& store
                 path_);
 }
 
+void ShardReader::will_need(std::uint64_t chunk) const {
+  if (chunk < table_.size()) files_.get(path_)->will_need(table_[chunk].address, table_[chunk].stored_bytes);
+}
+
 Digest128 ShardReader::read_rest() const {
   const auto file = files_.get(path_);
   return rest_digest(table_, record_.bytes,

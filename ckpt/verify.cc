@@ -20,6 +20,7 @@
 #include "ckpt/commit.h"
 #include "ckpt/error.h"
 #include "ckpt/parallel.h"
+#include "ckpt/read_ahead.h"
 
 namespace shardwright::ckpt {
 namespace {
@@ -219,7 +220,12 @@ class Verifier {
       w.sums.resize(manifest_.states.size());
       w.forms.resize(manifest_.boxes.size());
     }
+    std::vector<std::uint64_t> sizes;
+    for (const Task& task : tasks) sizes.push_back(shards_[task.file]->table()[task.row].stored_bytes);
+    ReadAhead ahead(std::move(sizes),
+                    [&](std::size_t i) { shards_[tasks[i].file]->will_need(tasks[i].row); });
     parallel_for(threads_, tasks.size(), [&](int worker, std::size_t i) {
+      ahead.reading(i);
       if (chunk(tasks[i], workers[static_cast<std::size_t>(worker)])) return;
       const std::lock_guard lock(mutex_);
       whole[manifest_.boxes[tasks[i].box].state] = 0;

@@ -59,7 +59,14 @@ int bench_ckpt(const Arguments& arguments) {
                   {"gbps", b.save_gbps},
                   {"stall_ms", b.stall_ms},
                   {"peak_host_bytes", b.peak_host_bytes}}},
-                {"load", {{"seconds", b.load_s}, {"gbps", b.load_gbps}}},
+                {"load",
+                 {{"seconds", b.load_s},
+                  {"gbps", b.load_gbps},
+                  {"cached_seconds", b.load_cached_s},
+                  {"cached_gbps", b.load_cached_gbps},
+                  {"cached_of_ceiling", b.load_cached_of_ceiling},
+                  {"fresh_memory_gbps", b.load_fresh_gbps},
+                  {"peak_host_bytes", b.load_peak_host_bytes}}},
                 {"ratio_to_disk", b.ratio_to_disk},
                 {"limited_by", b.limited_by}});
   else
@@ -68,12 +75,15 @@ int bench_ckpt(const Arguments& arguments) {
         "limits   memory copy {:.2f}, disk write {:.2f}, disk read {:.2f}, encode {:.2f}, decode {:.2f} "
         "GB/s\n"
         "save     {:.2f} s, {:.2f} GB/s, training stalled {:.1f} ms, at most {} in flight\n"
-        "load     {:.2f} s, {:.2f} GB/s\n"
+        "load     {:.2f} s, {:.2f} GB/s; cached {:.2f} GB/s ({:.2f} of the slower of copy and decode), into "
+        "fresh memory {:.2f} GB/s; at most {} in flight\n"
         "limited by {}; {:.2f} of what the disk takes\n",
         ckpt::size_text(b.raw_bytes), ckpt::size_text(b.stored_bytes),
         static_cast<double>(b.stored_bytes) / static_cast<double>(b.raw_bytes), b.memcpy_gbps,
         b.disk_write_gbps, b.disk_read_gbps, b.encode_gbps, b.decode_gbps, b.save_s, b.save_gbps, b.stall_ms,
-        ckpt::size_text(b.peak_host_bytes), b.load_s, b.load_gbps, b.limited_by, b.ratio_to_disk));
+        ckpt::size_text(b.peak_host_bytes), b.load_s, b.load_gbps, b.load_cached_gbps,
+        b.load_cached_of_ceiling, b.load_fresh_gbps, ckpt::size_text(b.load_peak_host_bytes), b.limited_by,
+        b.ratio_to_disk));
   return 0;
 }
 

@@ -28,7 +28,11 @@ struct CkptBench {
   double memcpy_gbps = 0, disk_write_gbps = 0, disk_read_gbps = 0, encode_gbps = 0, decode_gbps = 0;
   double save_s = 0, save_gbps = 0, stall_ms = 0;
   std::uint64_t peak_host_bytes = 0;
-  double load_s = 0, load_gbps = 0;
+  double load_s = 0, load_gbps = 0;                // from the disk, as far as the system let its pages go
+  double load_cached_s = 0, load_cached_gbps = 0;  // from the page cache
+  double load_fresh_gbps = 0;  // from the page cache into memory that was never touched: with its page faults
+  double load_cached_of_ceiling = 0;  // of the slower of memory copy and decode
+  std::uint64_t load_peak_host_bytes = 0;
   double ratio_to_disk = 0;
   std::string limited_by;
 };

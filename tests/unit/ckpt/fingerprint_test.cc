@@ -81,6 +81,19 @@ TEST(Fingerprint, MatchesTheFormulaForAllSizesAndBoxes) {
 }
 
 // However a tensor is cut, the pieces add up to the whole.
+// From 2^33 elements on, an index takes another way through the code.
+TEST(Fingerprint, IndicesBeyond32And33Bits) {
+  const Dims shape{std::uint64_t{1} << 40};
+  for (const unsigned bits : {31, 32, 33, 34, 39})
+    for (const std::uint64_t before : {0, 1, 2, 3, 40, 97, 98})
+      for (const std::size_t size : {1, 2, 4, 8}) {
+        const Box box{{(std::uint64_t{1} << bits) - before}, {97}};
+        const std::vector<std::byte> data = random_bytes(97 * size, bits);
+        EXPECT_EQ(fingerprint(data.data(), size, box, shape), by_formula(data, size, box, shape))
+            << size << to_string(box);
+      }
+}
+
 TEST(Fingerprint, AddsUpOverAnyCut) {
   const Dims shape{17, 23};
   const std::vector<std::byte> whole = random_bytes(17 * 23 * 4, 1);

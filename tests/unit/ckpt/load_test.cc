@@ -13,6 +13,7 @@
 #include "ckpt/box_index.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/commit.h"
+#include "ckpt/verify.h"
 #include "tests/tools/sample_checkpoint.h"
 #include "tests/tools/temp_dir.h"
 
@@ -109,6 +110,44 @@ TEST_F(LoadTest, EachNeededChunkIsReadOnce) {
   std::vector<std::byte> memory(8 * 4);
   const LoadItem item{state.tensor, state.kind, state.dtype, state.shape, {{50, 0}, {1, 8}}, memory.data()};
   EXPECT_EQ(checkpoint.load({&item, 1}, {}).chunks, 1u);
+}
+
+TEST_F(LoadTest, HostMemoryInFlightIsBoundedWhateverIsLoaded) {
+  for (std::uint64_t i = 0; i < 2; ++i) {
+    SampleSave large;
+    large.step = 20 + i;
+    large.writers = 2;
+    // Rows that are cut elsewhere than they were written, so that chunks pass through a buffer.
+    large.states = {{"w", "param", DType::f32, {2003 * (1 + 2 * i), 1001}, 0, {}}};
+    const Checkpoint checkpoint = Checkpoint::open(env_, save_sample(env_, checkpoints_, large));
+    const SampleState& state = large.states[0];
+    const Box box{{0, 1}, {state.shape[0], 999}};
+    std::vector<std::byte> memory(box.elements() * 4);
+    const LoadItem item{state.tensor, state.kind, state.dtype, state.shape, box, memory.data()};
+    LoadOptions options;
+    options.threads = 3;
+    const LoadStats stats = checkpoint.load({&item, 1}, options);
+    EXPECT_TRUE(memory == sample_values(state, box, large.step));
+    EXPECT_GT(stats.chunks, 7u);
+    EXPECT_GT(stats.peak_host_bytes, 1u << 20);
+    EXPECT_LE(stats.peak_host_bytes, 3 * kLoadBytesPerThread);
+  }
+}
+
+TEST_F(LoadTest, B126_WritersWithNothingToWriteAreNormal) {
+  for (const std::uint64_t rows : {7u, 1u, 0u}) {  // over eight writers
+    SampleSave sample;
+    sample.step = 30 + rows;
+    sample.writers = 8;
+    sample.states = {{"w", "param", DType::f32, {rows, 5}, 0, {}}};
+    const std::string path = save_sample(env_, checkpoints_, sample);
+    const Checkpoint checkpoint = Checkpoint::open(env_, path);
+    EXPECT_TRUE(verify(env_, path, 2).problems.empty());
+    std::vector<std::byte> memory(rows * 5 * 4);
+    const LoadItem item{"w", "param", DType::f32, {rows, 5}, Box::whole({rows, 5}), memory.data()};
+    checkpoint.load({&item, 1}, {});
+    EXPECT_TRUE(memory == sample_values(sample.states[0], item.box, sample.step));
+  }
 }
 
 TEST_F(LoadTest, B26_WhatContradictsTheCheckpointIsAMismatch) {
