@@ -69,7 +69,7 @@ class ResumeTest : public testing::Test {
     description.model = reshard::to_json(parameters_.model().config);
     description.config = to_json(config_);
     description.layout = reshard::to_json(parameters_.layout(), parameters_.model());
-    checkpointing_->due(step, parameters_.save_items(), description, must);
+    checkpointing_->due(step, parameters_.save_items(), {}, description, must);
   }
 
   Start resume(Resume mode = Resume::automatic, const std::string& path = "", bool accept = false) {
