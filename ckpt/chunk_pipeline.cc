@@ -185,6 +185,12 @@ void ChunkPipeline::work() {
   }
 }
 
+bool ChunkPipeline::in_a_hurry(const SaveSignals& signals) const {
+  const bool starved =
+      options_.priority == WorkerPriority::low && seconds_since(start_) > options_.patience_s;
+  return signals.hurry || starved;
+}
+
 EncodedChunk ChunkPipeline::next(const SaveSignals& signals) {
   std::unique_lock lock(mutex_);
   while (true) {
@@ -197,7 +203,7 @@ EncodedChunk ChunkPipeline::next(const SaveSignals& signals) {
       ++taken_;
       return chunk;
     }
-    if (signals.hurry) {
+    if (in_a_hurry(signals)) {
       lock.unlock();
       if (!own_worker_) own_worker_ = std::make_unique<Worker>(options_);
       const bool encoded = encode_one(*own_worker_, false);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -55,6 +56,7 @@ class ChunkPipeline {
   class Worker;
 
   void work();
+  bool in_a_hurry(const SaveSignals& signals) const;
   bool encode_one(Worker& worker, bool may_wait);
   bool claim(Place& place, std::vector<std::byte>& buffer, bool may_wait);
   void finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds);
@@ -62,6 +64,7 @@ class ChunkPipeline {
   const std::span<const SaveItem> items_;
   const std::span<const BoxRecord> boxes_;
   const ShardOptions options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 
   mutable std::mutex mutex_;
   std::condition_variable ready_;  // next()'s chunk is there, or never will be

@@ -100,8 +100,8 @@ class Saver {
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
   /// True while a save is in work here.
   bool busy() const;
-  /// The running save is waited for: it takes the time of one thread of ordinary priority as well, so that
-  /// low priority (ShardOptions) starves nobody. Returns at once.
+  /// The running save is waited for, or has taken too long: it takes the time of one thread of ordinary
+  /// priority as well, so that low priority (ShardOptions) starves nobody. Returns at once.
   void hurry();
   /// Hurries and waits for the running save; Error(deadline) after `seconds`. Does not throw for a save that
   /// failed.

@@ -15,6 +15,9 @@ struct ShardOptions {
   Codec codec = Codec::fast;
   int threads = 1;  // workers that shuffle, compress and hash
   WorkerPriority priority = WorkerPriority::normal;
+  /// With low priority, after so long the thread that writes compresses too, as if somebody waited: where
+  /// nothing is ever left idle a save must still end.
+  double patience_s = 20;
   bool verify_writes = false;  // decode each chunk again and compare before it is written
   std::uint64_t max_in_flight_bytes = 64u << 20;
 };

@@ -119,6 +119,7 @@ void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items,
   const std::uint64_t at = static_cast<std::uint64_t>(step);
   if (any_busy_ && !must && section_.on_busy == "skip") {
     saver_.skip(at, number, "the previous save was still in work");
+    saver_.hurry();  // or the next ones would be skipped as well
     return;
   }
   if (any_busy_) settle();

@@ -346,6 +346,18 @@ TEST(Shard, InAHurryTheThreadThatWritesCompressesToo) {
   EXPECT_EQ(stats.raw_bytes, 9u * 5 * 4);
 }
 
+TEST(Shard, ASaveThatTakesLongWaitsForIdleTimeNoMore) {
+  const TempDir dir;
+  SaveItem item{"a", "param", DType::f32, {9, 5}, Box::whole({9, 5}), {1, 5}, nullptr};
+  item.source = std::make_shared<NeedsTwoReaders>();
+  ShardOptions options;
+  options.priority = WorkerPriority::low;
+  options.patience_s = 0.01;
+  ShardStats stats;
+  write_shard(posix_env(), dir.path(), "0-1", 0, 7, std::vector{item}, options, &stats);
+  EXPECT_EQ(stats.raw_bytes, 9u * 5 * 4);
+}
+
 #ifdef SCHED_IDLE
 TEST(Shard, LowPriorityIsTheWorkersAlone) {
   class AsksForItsPolicy : public Source {
