@@ -44,14 +44,7 @@ def our_run(arguments, saving, work):
     with open(f"{work}/run.toml", "w") as file:
         file.write(f"""[run]
 dir = "{work}/run"
-[model]
-arch = "gpt2"
-layers = {SHAPE.layers}
-hidden = {SHAPE.hidden}
-heads = {SHAPE.heads}
-vocab = {SHAPE.vocab}
-seq_len = {SHAPE.length}
-[data]
+{SHAPE.section()}[data]
 train = {json.dumps(texts)}
 format = "text"
 [train]

@@ -32,6 +32,17 @@ class Model(NamedTuple):
     length: int
     batch: int
 
+    def section(self):
+        """[model] of a configuration."""
+        return f"""[model]
+arch = "gpt2"
+layers = {self.layers}
+hidden = {self.hidden}
+heads = {self.heads}
+vocab = {self.vocab}
+seq_len = {self.length}
+"""
+
     def flops_per_step(self):
         """Products with weights, and causal scores with their product with the values; three times forward's."""
         weights = self.vocab * self.hidden + 12 * self.layers * self.hidden**2
@@ -136,14 +147,7 @@ def our_step_ms(shape, dtype, parallel, steps, build):
         with open(f"{work}/peer.toml", "w") as file:
             file.write(f"""[run]
 dir = "{work}/run"
-[model]
-arch = "gpt2"
-layers = {shape.layers}
-hidden = {shape.hidden}
-heads = {shape.heads}
-vocab = {shape.vocab}
-seq_len = {shape.length}
-[data]
+{shape.section()}[data]
 train = "{work}/tokens.bin"
 format = "u16"
 [train]
