@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-from run_harness import TINY, RunTestCase, layout_sets, main, marked, run  # noqa: E402
+from run_harness import TINY, RunTestCase, layout_sets, main, run  # noqa: E402
 
 LAYOUT = "d4z1"
 ENDLESS = 1_000_000
@@ -106,8 +106,10 @@ class SupervisionTestCase(RunTestCase):
                 config = self.tiny(name, 40, checkpoint={"every": 0})
                 started = self.begin(config, name, "step.forward:rank=1:step=4=delay(1500)")
                 # "all" is what systemd and scancel do: mpirun gets the signal too.
-                for pid in marked(started.mark) if to_all else [started.process.pid]:
-                    os.kill(pid, number)
+                if to_all:
+                    started.signal_all(number)
+                else:
+                    started.process.send_signal(number)
                 result = started.wait(30)
                 self.assertEqual(result.status, 75, result)
                 self.assertEqual(self.errors(result), [])
@@ -166,9 +168,7 @@ class SupervisionTestCase(RunTestCase):
     def test_AKilledMpirunIsStartedAgain(self):  # timeout=100
         config = self.tiny("run", 60)
         started = self.begin(config, "run", "step.forward:rank=2:step=8=delay(3000)")
-        for pid in marked(started.mark):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "mpirun":
-                os.kill(pid, signal.SIGKILL)
+        os.kill(started.mpirun(), signal.SIGKILL)
         result = started.wait(60)
         self.assertEqual(result.status, 0, result)
         self.assertEqual([e["ranks"] for e in self.events(self.dir / "run", "generation_start")], [4, 4])

@@ -89,15 +89,29 @@ class Started:
                     ranks[int(item.split(b"=")[1])] = pid
         return ranks
 
+    def mpirun(self):
+        """The pid of mpirun: of the marked processes, the one that has this name."""
+        for pid in marked(self.mark):
+            try:
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "mpirun":
+                    return pid
+            except OSError:
+                pass  # it ended meanwhile
+        raise AssertionError(f"no mpirun\n{self._text()}")
+
+    def signal_all(self, number):
+        """Sends a signal to all marked processes, as far as they are there when their turn comes; returns their pids."""
+        pids = marked(self.mark)
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        return pids
+
     def end(self):
         for _ in range(50):
-            left = marked(self.mark)
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
-            if not left:
+            if not self.signal_all(signal.SIGKILL):
                 break
             time.sleep(0.02)
         if self.process.poll() is None:
