@@ -82,9 +82,13 @@ void Checkpointing::collect_outcomes() {
       continue;
     }
     on_outcome_(outcome);
+    const bool failed = outcome.result == ckpt::SaveResult::failed;
+    ++(failed                                        ? counts_.failed
+       : outcome.result == ckpt::SaveResult::skipped ? counts_.skipped
+                                                     : counts_.committed);
     if (outcome.result == ckpt::SaveResult::skipped) continue;
-    ended_failed_.push_back(outcome.result == ckpt::SaveResult::failed);
-    if (outcome.result == ckpt::SaveResult::failed) reason_ = outcome.reason;
+    ended_failed_.push_back(failed);
+    if (failed) reason_ = outcome.reason;
   }
 }
 
@@ -122,7 +126,12 @@ void Checkpointing::due(std::int64_t step, std::vector<ckpt::SaveItem> items,
     saver_.hurry();  // or the next ones would be skipped as well
     return;
   }
-  if (any_busy_) settle();
+  if (any_busy_) {
+    const Clock::time_point asked = Clock::now();
+    settle();
+    ++counts_.waits;
+    counts_.wait_ms += ms_since(asked);
+  }
   const Clock::time_point start = Clock::now();
   progress_.enter(Phase::save_wait);
   pending_.push_back({step, fmt::format("{}-{}", options_.generation, number)});

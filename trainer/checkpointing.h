@@ -18,6 +18,14 @@
 
 namespace shardwright::trainer {
 
+/// What came of the saves of a call, and how often training stood still for one before it could begin the
+/// next.
+struct SaveCounts {
+  std::int64_t committed = 0, failed = 0, skipped = 0;  // rank 0's; 0 on others
+  std::int64_t waits = 0;                               // saves that were due while another was in work
+  double wait_ms = 0;                                   // in all of these
+};
+
 class Checkpointing {
  public:
   /// Words that it adds to a sum over all ranks.
@@ -44,6 +52,7 @@ class Checkpointing {
   /// After settle(): why the last save made is not valid; empty if it is, or if there was none. Ranks other
   /// than 0 know that but not why.
   const std::string& last_failure() const { return last_failure_; }
+  const SaveCounts& counts() const { return counts_; }
   /// Milliseconds that training stood still for saving since the last call.
   double take_stall_ms();
 
@@ -71,6 +80,7 @@ class Checkpointing {
   std::string last_failure_;
   std::string own_failure_;  // ranks other than 0: of this rank's part, not told yet
   double stall_ms_ = 0;
+  SaveCounts counts_;
 };
 
 }  // namespace shardwright::trainer

@@ -76,6 +76,15 @@ void RunLog::outcome(const ckpt::SaveOutcome& outcome) {
   for (const std::string& path : outcome.retired) path_event("retired", path);
 }
 
+void RunLog::saves(const SaveCounts& c) {
+  if (c.committed + c.failed + c.skipped == 0) return;
+  event("saves", fmt::format(R"({{"committed":{},"failed":{},"skipped":{},"waits":{},"wait_ms":{}}})",
+                             c.committed, c.failed, c.skipped, c.waits, json_number(c.wait_ms)));
+  line(fmt::format(
+      "checkpoints: {} committed, {} failed, {} skipped; {} waited for the one before, {:.2f} s in all",
+      c.committed, c.failed, c.skipped, c.waits, c.wait_ms / 1e3));
+}
+
 void RunLog::event(const std::string& event, const std::string& fields_json) {
   keep_failure([&] { records_->event(generation_, event, fields_json); });
 }

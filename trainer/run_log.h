@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ckpt/error.h"
+#include "trainer/checkpointing.h"
 #include "trainer/records.h"
 
 namespace shardwright::trainer {
@@ -27,6 +28,8 @@ class RunLog {
   void leap(std::int64_t step, double loss, double saved);
   void eval(std::int64_t step, double loss, std::int64_t tokens);
   void outcome(const ckpt::SaveOutcome& outcome);
+  /// An event and a line: what came of all saves of a generation. Nothing if there was none.
+  void saves(const SaveCounts& counts);
   /// `fields_json`: an object whose members join the event.
   void event(const std::string& event, const std::string& fields_json = "{}");
   /// An event with one path.

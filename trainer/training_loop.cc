@@ -61,6 +61,7 @@ LoopEnd TrainingLoop::run(std::int64_t last) {
       evaluate();
   }
   parts_.checkpointing.settle();
+  parts_.log.saves(parts_.checkpointing.counts());
   together(*parts_.comms.world, [&] {
     if (parts_.log.failure()) throw *parts_.log.failure();
     // The reason is rank 0's to tell.

@@ -113,6 +113,8 @@ class AgreementTestCase(RunTestCase):
         self.assertEqual(outcomes[3], "committed")
         self.assertEqual(outcomes[6], "skipped")
         self.assertEqual(outcomes[9], "committed")
+        counts = self.events(self.dir / "slow", "saves")[-1]
+        self.assertEqual((counts["committed"], counts["failed"], counts["skipped"]), (2, 0, 1))
         document = self.ok("inspect", self.checkpoint(self.dir / "slow", 3), "--json").json()
         self.assertEqual((document["step"], document["training"]["step"]), (3, 3))
 

@@ -1,6 +1,4 @@
 // Saving and resuming as the training loop does it, with a rank alone and real files.
-#include "ckpt/checkpoint.h"
-#include "ckpt/commit.h"
 #include "trainer/resume.h"
 
 #include <gmock/gmock.h>
@@ -12,6 +10,8 @@
 #include <memory>
 #include <string>
 
+#include "ckpt/checkpoint.h"
+#include "ckpt/commit.h"
 #include "reshard/layout.h"
 #include "tests/tools/temp_dir.h"
 #include "trainer/agreement.h"
@@ -278,6 +278,12 @@ TEST_F(ResumeTest, B81_BusySavesAreSkippedOrWaitedForAsAsked) {
                                                                 {2, ckpt::SaveResult::skipped},
                                                                 {3, ckpt::SaveResult::committed}}));
   EXPECT_GT(checkpointing_->take_stall_ms(), 0);
+  const SaveCounts& counts = checkpointing_->counts();
+  EXPECT_EQ(counts.committed, 2);
+  EXPECT_EQ(counts.failed, 0);
+  EXPECT_EQ(counts.skipped, 1);
+  EXPECT_EQ(counts.waits, 1);  // step 3's, which must not be skipped
+  EXPECT_GT(counts.wait_ms, 0);
 }
 
 }  // namespace
