@@ -21,6 +21,9 @@ class CachedSource : public Source {
     assert(contains(box_, region));
     cache_->read(state_, region, dst);
   }
+  bool read_stored(const Box& region, const Dims& chunk, StoredChunk& out) const override {
+    return cache_->read_stored(state_, region, chunk, out);
+  }
 
  private:
   std::shared_ptr<ChunkCache> cache_;
@@ -45,13 +48,35 @@ void ChunkCache::read(std::uint32_t state, const Box& region, std::byte* dst) {
   });
 }
 
+bool ChunkCache::read_stored(std::uint32_t state, const Box& region, const Dims& chunk, StoredChunk& out) {
+  if (region.empty()) return false;
+  const Manifest& m = from_->manifest();
+  const BoxEntry* entry = nullptr;
+  std::uint64_t index = 0;
+  from_->index().overlapping(state, region, [&](std::size_t row, const Box& part) {
+    // A region that is spread over several boxes is a part of each.
+    if (!(part == region) || !(m.boxes[row].chunk == chunk)) return;
+    for_each_chunk(m.boxes[row], part, [&](const ChunkPlace& place) {
+      if (place.stored.offset == region.offset && intersect(place.stored, m.boxes[row].box) == region) {
+        entry = &m.boxes[row];
+        index = place.index;
+      }
+    });
+  });
+  if (entry == nullptr) return false;
+  out.raw.resize(element_count(chunk) * size_of(m.states[state].dtype));
+  out.xxh3_64 = fetch(*entry, index, out.stored, out.raw);
+  return true;
+}
+
 std::shared_ptr<ChunkCache::Decoded> ChunkCache::decoded(std::size_t box, std::uint64_t index,
                                                          std::uint64_t bytes) {
   std::shared_ptr<Decoded> chunk = cached({box, index}, bytes);
   const std::lock_guard lock(chunk->mutex);
   if (!chunk->ready) {
     chunk->raw.resize(bytes);
-    decode(from_->manifest().boxes[box], index, chunk->raw);
+    std::vector<std::byte> stored;
+    fetch(from_->manifest().boxes[box], index, stored, chunk->raw);
     chunk->ready = true;
   }
   return chunk;
@@ -75,11 +100,12 @@ std::shared_ptr<ChunkCache::Decoded> ChunkCache::cached(const Key& key, std::uin
   return chunk;
 }
 
-void ChunkCache::decode(const BoxEntry& entry, std::uint64_t index, std::vector<std::byte>& raw) {
+/// Reads, checks, counts and decodes a chunk; returns the digest of its stored bytes.
+std::uint64_t ChunkCache::fetch(const BoxEntry& entry, std::uint64_t index, std::vector<std::byte>& stored,
+                                std::span<std::byte> raw) {
   try {
     const ShardReader& shard = from_->shard(entry.file);
     const std::uint64_t row = entry.first_chunk + index;
-    std::vector<std::byte> stored;
     shard.read_stored(row, stored);
     const std::string path = from_->path() + "/" + shard.record().name;
     if (shard.table()[row].raw_bytes != raw.size())
@@ -91,6 +117,7 @@ void ChunkCache::decode(const BoxEntry& entry, std::uint64_t index, std::vector<
     decoder.decode(stored, size_of(from_->manifest().states[entry.state].dtype), raw);
     read_bytes_ += stored.size();
     ++chunks_read_;
+    return shard.table()[row].xxh3_64;
   } catch (const Error& e) {
     const Error why = from_->explain(e);
     throw Error(why.code(), fmt::format("{}: {}", entry.dataset, why.what()), why.path());

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,9 @@ class ChunkCache {
   /// Copies `region` of a state densely to `dst`. Error(damaged) names tensor and file; a checkpoint that was
   /// removed meanwhile is Error(missing).
   void read(std::uint32_t state, const Box& region, std::byte* dst);
+
+  /// Source::read_stored() of a state. The chunk does not enter the cache: nobody else needs any of it.
+  bool read_stored(std::uint32_t state, const Box& region, const Dims& chunk, StoredChunk& out);
 
   /// Stored bytes and chunks read from shards so far: a chunk that had to leave and was needed again counts
   /// again.
@@ -48,7 +52,8 @@ class ChunkCache {
 
   std::shared_ptr<Decoded> decoded(std::size_t box, std::uint64_t index, std::uint64_t bytes);
   std::shared_ptr<Decoded> cached(const Key& key, std::uint64_t bytes);
-  void decode(const BoxEntry& entry, std::uint64_t index, std::vector<std::byte>& raw);
+  std::uint64_t fetch(const BoxEntry& entry, std::uint64_t index, std::vector<std::byte>& stored,
+                      std::span<std::byte> raw);
 
   std::shared_ptr<const Checkpoint> from_;
   std::uint64_t capacity_bytes_;

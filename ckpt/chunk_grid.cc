@@ -29,6 +29,20 @@ Box chunk_box(const Box& box, const Dims& chunk, std::uint64_t index) {
   return part;
 }
 
+std::uint64_t equal_chunks(const Box& a, const Dims& a_chunk, const Box& b, const Dims& b_chunk) {
+  if (!(a_chunk == b_chunk)) return 0;
+  std::uint64_t count = 1;
+  for (std::size_t d = 0; d < a_chunk.size(); ++d) {
+    const std::uint64_t step = a_chunk[d];
+    const std::uint64_t begin = std::max(a.offset[d], b.offset[d]);
+    const std::uint64_t end = std::min(a.end(d), b.end(d));
+    if (begin >= end || (begin - a.offset[d]) % step != 0 || (begin - b.offset[d]) % step != 0) return 0;
+    // Whole chunks along this dimension, and a shorter last one only where both boxes end.
+    count *= (end - begin) / step + ((end - begin) % step != 0 && a.end(d) == b.end(d));
+  }
+  return count;
+}
+
 Dims default_chunk(const Dims& box_shape, std::size_t element_size) {
   Dims chunk = box_shape;
   std::uint64_t room = kMaxChunkBytes / element_size;

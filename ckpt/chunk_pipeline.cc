@@ -35,26 +35,58 @@ void yield_to_all_others() {
 /// One thread's buffers and contexts.
 class ChunkPipeline::Worker {
  public:
-  explicit Worker(const ShardOptions& options) : encoder_(options.codec) {
+  explicit Worker(const ShardOptions& options)
+      : encoder_(options.codec), form_(form_of(options.codec)), keep_stored_(options.keep_stored) {
     if (options.verify_writes) decoder_.emplace();
   }
 
-  /// Reads, pads, encodes and hashes one chunk; fills chunk.stored, whose memory is reused.
-  void encode(const SaveItem& item, const BoxRecord& record, std::uint64_t index, EncodedChunk& chunk) {
-    const std::size_t size = size_of(item.dtype);
+  /// Fills `chunk` with one chunk of a box, kept as the source has it stored, or encoded; the memory of
+  /// chunk.stored is reused.
+  void make(const SaveItem& item, const BoxRecord& record, std::uint64_t index, EncodedChunk& chunk) {
     const Box part = chunk_box(record.box, record.chunk, index);
+    const std::span<const std::byte> raw = read(item, record, part, chunk);
+    chunk.raw_bytes = static_cast<std::uint32_t>(raw.size());
+    if (!chunk.kept) encode(item, raw, index, chunk);
+  }
+
+  /// Of the last chunk, decoding it again.
+  double verify_seconds() const { return verify_seconds_; }
+
+ private:
+  /// The padded values of a chunk; sets its fingerprint, and all else if it is kept.
+  std::span<const std::byte> read(const SaveItem& item, const BoxRecord& record, const Box& part,
+                                  EncodedChunk& chunk) {
+    const std::size_t size = size_of(item.dtype);
+    const Box full{part.offset, record.chunk};
+    const bool whole = part.shape == record.chunk;
     dense_.resize(part.elements() * size);
+    if (keep_stored_ && item.source->read_stored(part, record.chunk, source_)) {
+      // Its values are proved like those of all others.
+      const std::byte* values = source_.raw.data();
+      if (!whole) {
+        copy_region(source_.raw.data(), full, dense_.data(), part, part, size);
+        values = dense_.data();
+      }
+      chunk.fingerprint = fingerprint(values, size, part, record.global_shape);
+      chunk.kept = form_of(std::span<const std::byte>(source_.stored)) == form_;
+      if (chunk.kept) {
+        std::swap(chunk.stored, source_.stored);
+        chunk.xxh3_64 = source_.xxh3_64;
+      }
+      return source_.raw;
+    }
     item.source->read(part, dense_.data());
     chunk.fingerprint = fingerprint(dense_.data(), size, part, record.global_shape);
+    if (whole) return dense_;
+    padded_.assign(element_count(record.chunk) * size, std::byte{0});
+    copy_region(dense_.data(), part, padded_.data(), full, part, size);
+    return padded_;
+  }
 
-    std::span<const std::byte> raw = dense_;
-    if (!(part.shape == record.chunk)) {
-      padded_.assign(element_count(record.chunk) * size, std::byte{0});
-      copy_region(dense_.data(), part, padded_.data(), Box{part.offset, record.chunk}, part, size);
-      raw = padded_;
-    }
+  void encode(const SaveItem& item, std::span<const std::byte> raw, std::uint64_t index,
+              EncodedChunk& chunk) {
+    const std::size_t size = size_of(item.dtype);
     encoder_.encode(raw, size, chunk.stored);
-    chunk.raw_bytes = static_cast<std::uint32_t>(raw.size());
     if (decoder_) {
       const Clock::time_point start = Clock::now();
       back_.resize(raw.size());
@@ -71,11 +103,10 @@ class ChunkPipeline::Worker {
     chunk.xxh3_64 = xxh3_64(chunk.stored);
   }
 
-  /// Of the last chunk, decoding it again.
-  double verify_seconds() const { return verify_seconds_; }
-
- private:
   ChunkEncoder encoder_;
+  ChunkForm form_;
+  bool keep_stored_;
+  StoredChunk source_;
   std::optional<ChunkDecoder> decoder_;
   std::vector<std::byte> dense_, padded_, back_;
   double verify_seconds_ = 0;
@@ -163,7 +194,7 @@ bool ChunkPipeline::encode_one(Worker& worker, bool may_wait) {
   if (!claim(place, chunk.stored, may_wait)) return false;
   const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
   const Clock::time_point start = Clock::now();
-  worker.encode(items_[place.box], boxes_[place.box], place.chunk, chunk);
+  worker.make(items_[place.box], boxes_[place.box], place.chunk, chunk);
   finish(place, std::move(chunk), seconds_since(start), worker.verify_seconds());
   return true;
 }

@@ -23,6 +23,7 @@ struct EncodedChunk {
   std::vector<std::byte> stored;
   std::uint32_t raw_bytes = 0;  // of a full chunk: one at the box's edge is padded with zeros
   std::uint64_t xxh3_64 = 0;
+  bool kept = false;        // as the source had it stored
   Fingerprint fingerprint;  // of the elements, without padding
 };
 

@@ -89,6 +89,8 @@ Part read_part(Env& env, const std::string& path);
 /// Chunks of a box in row-major order of the chunk grid: grid extents, and the clipped box of chunk `index`.
 Dims chunk_grid(const Box& box, const Dims& chunk);
 Box chunk_box(const Box& box, const Dims& chunk, std::uint64_t index);
+/// How many chunks are the same in both boxes (of one tensor): elements and full extents.
+std::uint64_t equal_chunks(const Box& a, const Dims& a_chunk, const Box& b, const Dims& b_chunk);
 /// Whole rows up to kMaxChunkBytes, cutting along further dimensions only where one row exceeds it; into the
 /// fewest chunks of equal extents.
 Dims default_chunk(const Dims& box_shape, std::size_t element_size);

@@ -184,6 +184,7 @@ std::vector<ChunkRow> write_datasets(ShardFile& shard, ChunkPipeline& pipeline, 
           {address, static_cast<std::uint32_t>(chunk.stored.size()), chunk.raw_bytes, chunk.xxh3_64});
       box.fingerprint += chunk.fingerprint;
       stats.stored_bytes += chunk.stored.size();
+      ++(chunk.kept ? stats.kept_chunks : stats.encoded_chunks);
       pipeline.recycle(std::move(chunk));
     }
     if (box.chunks > 0) shard.check_last_chunk(dataset, box, rows.back());

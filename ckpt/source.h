@@ -3,14 +3,23 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ckpt/box.h"
 #include "ckpt/dtype.h"
 
 namespace shardwright::ckpt {
+
+/// A chunk as some shard stores it, and decoded.
+struct StoredChunk {
+  std::vector<std::byte> stored;
+  std::vector<std::byte> raw;  // of the chunk's full extents, with what pads it
+  std::uint64_t xxh3_64 = 0;   // of the stored bytes
+};
 
 /// Values of one box of a tensor, readable in parts.
 class Source {
@@ -18,6 +27,11 @@ class Source {
   virtual ~Source() = default;
   /// Copies `region` (global coordinates, inside the source's box) densely to `dst`. Thread-safe.
   virtual void read(const Box& region, std::byte* dst) const = 0;
+  /// True, with `out` filled and its digest checked, if `region` is what one stored chunk of the full extents
+  /// `chunk` holds: it can be written again as it is. Thread-safe; errors as of read().
+  virtual bool read_stored(const Box& /*region*/, const Dims& /*chunk*/, StoredChunk& /*out*/) const {
+    return false;
+  }
   /// The host memory read from, so that a snapshot can watch it; empty for anything else.
   virtual std::span<const std::byte> host_range() const { return {}; }
 };

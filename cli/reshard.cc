@@ -168,7 +168,7 @@ int reshard(const Arguments& arguments) {
   LayoutFlags layout;
   std::optional<std::uint64_t> max_memory;
   std::optional<std::int64_t> jobs;
-  std::optional<std::string> cast;
+  std::optional<std::string> cast, codec;
   reshard::ReshardOptions options;
   bool json = false;
   Options flags("reshard", "Writes a checkpoint again for another layout, value for value, and proves it.",
@@ -187,6 +187,8 @@ int reshard(const Arguments& arguments) {
   flags.integer("--jobs", "N", 1, jobs, "threads that compress (default 1)", kMostThreads);
   flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
   flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
+  flags.text("--codec", "auto|fast|small|none|deflate", codec,
+             "compress all chunks anew (default: as they are stored; only what is cut is compressed)");
   flags.flag("--plan-only", options.plan_only, "say what would be done, write nothing");
   flags.text("--from", "LAYOUT", from.layout, "of preset:NAME: the layout to plan from, as t4p12d8z1");
   flags.text("--from-stages", "5,6,6,5", from.stages, "of preset:NAME: the layers of each stage");
@@ -197,6 +199,7 @@ int reshard(const Arguments& arguments) {
                 fmt::format("--cast: '{}' is not built yet; leave it out to keep the types", *cast));
 
   if (max_memory) options.max_memory_bytes = *max_memory;
+  if (codec) options.codec = ckpt::parse_codec(*codec);
   if (jobs) options.jobs = static_cast<int>(*jobs);
   reshard::ReshardReport report;
   if (source.starts_with(kPreset)) {

@@ -13,6 +13,7 @@
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/chunk_cache.h"
+#include "ckpt/chunk_codec.h"
 #include "ckpt/commit.h"
 #include "ckpt/digest.h"
 #include "ckpt/error.h"
@@ -74,7 +75,7 @@ std::vector<std::string> batch_warnings(const std::string& config, const TargetP
 std::string attempt_name(const ckpt::Commit& commit, const std::string& layout_json,
                          const ReshardOptions& options) {
   const std::string text = fmt::format("{} {} {} {}", to_hex(commit.manifest.xxh3_128), layout_json,
-                                       options.weights_only, name(options.codec));
+                                       options.weights_only, options.codec ? name(*options.codec) : "kept");
   return fmt::format("r-{:016x}", ckpt::xxh3_64(std::as_bytes(std::span(text))));
 }
 
@@ -101,12 +102,21 @@ class WatchedSource : public ckpt::Source {
       : source_(std::move(source)), element_size_(element_size), progress_(progress) {}
   void read(const ckpt::Box& region, std::byte* dst) const override {
     source_->read(region, dst);
+    passed(region);
+  }
+  bool read_stored(const ckpt::Box& region, const ckpt::Dims& chunk, ckpt::StoredChunk& out) const override {
+    if (!source_->read_stored(region, chunk, out)) return false;
+    passed(region);
+    return true;
+  }
+
+ private:
+  void passed(const ckpt::Box& region) const {
     const std::lock_guard lock(progress_.mutex);
     progress_.done += region.elements() * element_size_;
     progress_.tell(progress_.done, progress_.all);
   }
 
- private:
   std::shared_ptr<const ckpt::Source> source_;
   std::size_t element_size_;
   Progress& progress_;
@@ -184,8 +194,10 @@ class Work {
   void write(ReshardReport& report) {
     const Budget memory = budget(options_.max_memory_bytes, plan_.raw_bytes);
     const auto cache = std::make_shared<ckpt::ChunkCache>(source_, memory.cache);
-    const ckpt::ShardOptions shard{
-        .codec = options_.codec, .threads = options_.jobs, .max_in_flight_bytes = memory.in_flight};
+    const ckpt::ShardOptions shard{.codec = options_.codec.value_or(source_codec()),
+                                   .threads = options_.jobs,
+                                   .keep_stored = !options_.codec,
+                                   .max_in_flight_bytes = memory.in_flight};
     const ckpt::Commit& from = source_->commit();
     WatchedSource::Progress progress;
     progress.all = plan_.raw_bytes;
@@ -197,8 +209,11 @@ class Work {
           item.source = std::make_shared<WatchedSource>(item.source, ckpt::size_of(item.dtype), progress);
         }
       }
+      ckpt::ShardStats stats;
       const ckpt::Part part =
-          ckpt::write_shard(env_, attempt_dir_, attempt_, rank, from.step, items, shard, nullptr);
+          ckpt::write_shard(env_, attempt_dir_, attempt_, rank, from.step, items, shard, &stats);
+      report.chunks_passed_through += stats.kept_chunks;
+      report.chunks_recoded += stats.encoded_chunks;
       ckpt::publish_part(env_, attempt_dir_, part);
     }
 
@@ -217,12 +232,23 @@ class Work {
 
     report.read_bytes = cache->read_bytes();
     report.chunks_read = cache->chunks_read();
-    report.chunks_recoded = plan_.target_chunks;
     report.files_written = written.files.size();
     for (const ckpt::FileRecord& file : written.files) report.written_bytes += file.bytes;
     report.needed_bytes = needed_bytes();
     report.proof_tensors = plan_.states.size();
     report.proof_ok = true;
+  }
+
+  // What is cut anew is encoded in the form that the source's chunks have: those of a dataset have the same.
+  ckpt::Codec source_codec() const {
+    for (const ckpt::BoxEntry& box : source_->manifest().boxes) {
+      if (box.chunks == 0) continue;
+      std::vector<std::byte> stored;
+      source_->shard(box.file).read_stored(box.first_chunk, stored);
+      return ckpt::form_of(std::span<const std::byte>(stored)) == ckpt::ChunkForm::zlib ? ckpt::Codec::deflate
+                                                                                        : ckpt::Codec::fast;
+    }
+    return ckpt::Codec::fast;
   }
 
   // Stored bytes of the distinct chunks of all kept states: each of their elements has a place in the target.
@@ -284,7 +310,8 @@ ReshardReport planned(const ckpt::Manifest& source, const TargetPlan& plan, cons
 
 // Without the shards' chunk tables the stored sizes of chunks are not known; the files' share of what is kept
 // stands for them.
-void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, ReshardReport& report) {
+void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, const ReshardOptions& options,
+                    ReshardReport& report) {
   std::uint64_t stored = 0;
   for (const ckpt::FileRecord& file : source.files) stored += file.bytes;
   double all_raw = 0;
@@ -296,7 +323,8 @@ void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, Reshar
   report.read_bytes = report.needed_bytes;
   report.written_bytes = report.needed_bytes;
   report.chunks_read = plan.source_chunks;
-  report.chunks_recoded = plan.target_chunks;
+  report.chunks_passed_through = options.codec ? 0 : plan.kept_chunks;
+  report.chunks_recoded = plan.target_chunks - report.chunks_passed_through;
   report.files_written = plan.files;
   report.ranks = plan.ranks;
 }
@@ -318,7 +346,7 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
   report.step = source->commit().step;
   report.warnings = batch_warnings(source->manifest().description.config, plan);
   if (options.plan_only) {
-    estimate_bytes(source->manifest(), plan, report);
+    estimate_bytes(source->manifest(), plan, options, report);
   } else {
     Work(env, options, source, plan, target).run(report);
   }
@@ -334,7 +362,7 @@ ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const Res
   const ckpt::Manifest source = imagined_manifest(model, from);
   const TargetPlan plan = plan_target(source, options.layout, options.weights_only);
   ReshardReport report = planned(source, plan, options);
-  estimate_bytes(source, plan, report);
+  estimate_bytes(source, plan, options, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_rss_bytes = peak_rss_bytes();
   return report;

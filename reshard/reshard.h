@@ -24,7 +24,8 @@ struct ReshardOptions {
   int jobs = 1;
   bool weights_only = false;
   bool plan_only = false;
-  ckpt::Codec codec = ckpt::Codec::fast;
+  /// Given, all chunks are encoded anew; else those that need no cutting stay as they are stored.
+  std::optional<ckpt::Codec> codec = {};
   std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)> progress;
 };
 

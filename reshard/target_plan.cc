@@ -20,6 +20,11 @@ ckpt::Dims chunk_of(const Placed& placed, ckpt::DType dtype) {
   return ckpt::size_of(dtype) <= 4 ? placed.chunk : ckpt::Dims{};
 }
 
+// What the shard writer makes of that for a box with elements.
+ckpt::Dims stored_extents(const ckpt::Box& box, const ckpt::Dims& chunk, ckpt::DType dtype) {
+  return ckpt::size_of(dtype) <= 4 ? chunk : ckpt::default_chunk(box.shape, ckpt::size_of(dtype));
+}
+
 }  // namespace
 
 TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool weights_only,
@@ -38,13 +43,15 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
     states_of[row_of.at(source.tensors[source.states[s].tensor].name)].push_back(s);
   }
   std::vector<std::vector<ckpt::Box>> source_boxes(source.states.size());
+  std::vector<std::vector<ckpt::Dims>> source_extents(source.states.size());  // of the boxes' chunks
   std::vector<std::uint64_t> source_chunks(source.states.size());
   for (const ckpt::BoxEntry& box : source.boxes) {
     source_boxes[box.state].push_back(box.box);
+    source_extents[box.state].push_back(box.chunk);
     source_chunks[box.state] += box.chunks;
   }
   std::vector<std::vector<ckpt::Box>> target_boxes(plan.model.tensors.size());
-  std::vector<std::uint64_t> target_chunks(plan.model.tensors.size());
+  std::vector<std::vector<ckpt::Dims>> target_extents(plan.model.tensors.size());
   plan.ranks.resize(static_cast<std::size_t>(layout.ranks()));
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     RankShare& share = plan.ranks[static_cast<std::size_t>(rank)];
@@ -54,7 +61,7 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
       for (const std::uint32_t s : states_of[p.tensor])
         share.bytes += p.writes.elements() * ckpt::size_of(source.states[s].dtype);
       target_boxes[p.tensor].push_back(p.writes);
-      target_chunks[p.tensor] += ckpt::element_count(ckpt::chunk_grid(p.writes, p.chunk));
+      target_extents[p.tensor].push_back(p.chunk);
     }
     plan.files += share.boxes > 0 ? 1 : 0;
   }
@@ -66,8 +73,17 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
       plan.raw_bytes +=
           ckpt::element_count(plan.model.tensors[t].shape) * ckpt::size_of(source.states[s].dtype);
       plan.source_chunks += source_chunks[s];
-      plan.target_chunks += target_chunks[t];
-      plan.copies += overlap(target_boxes[t], source_boxes[s]).size();
+      const auto extents = [&](std::size_t i) {
+        return stored_extents(target_boxes[t][i], target_extents[t][i], source.states[s].dtype);
+      };
+      for (std::size_t i = 0; i < target_boxes[t].size(); ++i)
+        plan.target_chunks += ckpt::element_count(ckpt::chunk_grid(target_boxes[t][i], extents(i)));
+      const std::vector<Copy> copies = overlap(target_boxes[t], source_boxes[s]);
+      plan.copies += copies.size();
+      for (const Copy& copy : copies) {
+        plan.kept_chunks += ckpt::equal_chunks(target_boxes[t][copy.to], extents(copy.to),
+                                               source_boxes[s][copy.from], source_extents[s][copy.from]);
+      }
     }
   }
   if (plan.states.empty()) {

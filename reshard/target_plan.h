@@ -28,6 +28,7 @@ struct TargetPlan {
   std::uint64_t raw_bytes = 0;      // of all kept states
   std::uint64_t source_chunks = 0;  // stored chunks of the kept states
   std::uint64_t target_chunks = 0;
+  std::uint64_t kept_chunks = 0;  // of these, stored by the source exactly so
   std::uint64_t copies = 0;  // intersections of target boxes with source boxes
   std::uint64_t files = 0;   // target ranks with anything to write
   std::vector<RankShare> ranks;

@@ -150,6 +150,7 @@ TEST_F(ReshardTest, PlanOnlyAgreesAndWritesNothing) {
   EXPECT_EQ(plan.copies, done.copies);
   EXPECT_EQ(plan.files_written, done.files_written);
   EXPECT_EQ(plan.chunks_recoded, done.chunks_recoded);
+  EXPECT_EQ(plan.chunks_passed_through, done.chunks_passed_through);
   EXPECT_EQ(plan.chunks_read, done.chunks_read);
   EXPECT_GT(plan.needed_bytes, 0u);
 }
