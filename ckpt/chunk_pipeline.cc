@@ -42,11 +42,10 @@ class ChunkPipeline::Worker {
 
   /// Fills `chunk` with one chunk of a box, kept as the source has it stored, or encoded; the memory of
   /// chunk.stored is reused.
-  void make(const SaveItem& item, const BoxRecord& record, std::uint64_t index, EncodedChunk& chunk) {
-    const Box part = chunk_box(record.box, record.chunk, index);
-    const std::span<const std::byte> raw = read(item, record, part, chunk);
+  void make(const ChunkTask& task, EncodedChunk& chunk) {
+    const std::span<const std::byte> raw = read(*task.item, *task.box, task.part, chunk);
     chunk.raw_bytes = static_cast<std::uint32_t>(raw.size());
-    if (!chunk.kept) encode(item, raw, index, chunk);
+    if (!chunk.kept) encode(*task.item, raw, task.index, chunk);
   }
 
   /// Of the last chunk, decoding it again.
@@ -112,13 +111,10 @@ class ChunkPipeline::Worker {
   double verify_seconds_ = 0;
 };
 
-ChunkPipeline::ChunkPipeline(std::span<const SaveItem> items, std::span<const BoxRecord> boxes,
-                             const ShardOptions& options)
-    : items_(items), boxes_(boxes), options_(options) {
-  std::uint64_t chunks = 0;
-  for (const BoxRecord& box : boxes_) chunks += box.chunks;
+ChunkPipeline::ChunkPipeline(std::span<const PlannedShard> shards, const ShardOptions& options)
+    : options_(options), order_(shards) {
   const auto threads =
-      std::min<std::uint64_t>(static_cast<std::uint64_t>(std::max(options.threads, 1)), chunks);
+      std::min<std::uint64_t>(static_cast<std::uint64_t>(std::max(options.threads, 1)), order_.chunks());
   threads_.reserve(threads);
   for (std::uint64_t i = 0; i < threads; ++i) {
     try {
@@ -143,22 +139,17 @@ bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer, bool may
   std::unique_lock lock(mutex_);
   // Chunks are claimed in order, so the one that next() waits for is never behind one that waits for room.
   while (!stopping_ && !failure_) {
-    while (claim_.box < boxes_.size() && claim_.chunk == boxes_[claim_.box].chunks) {
-      ++claim_.box;
-      claim_.chunk = 0;
-    }
-    if (claim_.box == boxes_.size()) return false;
-    const std::uint64_t raw = element_count(boxes_[claim_.box].chunk) * size_of(boxes_[claim_.box].dtype);
+    const ChunkTask* task = order_.peek();
+    if (task == nullptr) return false;
+    const std::uint64_t raw = element_count(task->box->chunk) * size_of(task->box->dtype);
     // The chunk and what it may become; the frame's own bytes are a few.
     const std::uint64_t bytes =
         raw + std::max<std::uint64_t>(raw, spare_.empty() ? 0 : spare_.back().capacity());
     if (in_flight_ == 0 || in_flight_ + bytes <= options_.max_in_flight_bytes) {
       in_flight_ += bytes;
       peak_ = std::max(peak_, in_flight_);
-      place = claim_;
-      place.bytes = bytes;
-      ++claim_.chunk;
-      ++claim_.number;
+      place = {*task, claimed_++, bytes};
+      order_.advance();
       done_.emplace_back();
       if (!spare_.empty()) {
         buffer = std::move(spare_.back());
@@ -194,7 +185,8 @@ bool ChunkPipeline::encode_one(Worker& worker, bool may_wait) {
   if (!claim(place, chunk.stored, may_wait)) return false;
   const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
   const Clock::time_point start = Clock::now();
-  worker.make(items_[place.box], boxes_[place.box], place.chunk, chunk);
+  chunk.task = place.task;
+  worker.make(place.task, chunk);
   finish(place, std::move(chunk), seconds_since(start), worker.verify_seconds());
   return true;
 }
@@ -222,7 +214,17 @@ bool ChunkPipeline::in_a_hurry(const SaveSignals& signals) const {
   return signals.hurry || starved;
 }
 
-EncodedChunk ChunkPipeline::next(const SaveSignals& signals) {
+EncodedChunk ChunkPipeline::next(const SaveSignals& signals, ShardStats& stats) {
+  const trace::Span span("wait for chunk");
+  const Clock::time_point asked = Clock::now();
+  EncodedChunk chunk = awaited(signals);
+  stats.chunk_wait_s += seconds_since(asked);
+  stats.stored_bytes += chunk.stored.size();
+  ++(chunk.kept ? stats.kept_chunks : stats.encoded_chunks);
+  return chunk;
+}
+
+EncodedChunk ChunkPipeline::awaited(const SaveSignals& signals) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (failure_) std::rethrow_exception(failure_);
@@ -255,19 +257,11 @@ void ChunkPipeline::recycle(EncodedChunk&& chunk) {
   room_.notify_one();
 }
 
-double ChunkPipeline::encode_seconds() const {
+void ChunkPipeline::report(ShardStats& stats) const {
   const std::lock_guard lock(mutex_);
-  return encode_seconds_;
-}
-
-double ChunkPipeline::verify_seconds() const {
-  const std::lock_guard lock(mutex_);
-  return verify_seconds_;
-}
-
-std::uint64_t ChunkPipeline::peak_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return peak_;
+  stats.encode_s += encode_seconds_;
+  stats.verify_s += verify_seconds_;
+  stats.peak_host_bytes = std::max(stats.peak_host_bytes, peak_);
 }
 
 }  // namespace shardwright::ckpt

@@ -15,11 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "ckpt/chunk_order.h"
 #include "ckpt/shard.h"
 
 namespace shardwright::ckpt {
 
 struct EncodedChunk {
+  ChunkTask task;
   std::vector<std::byte> stored;
   std::uint32_t raw_bytes = 0;  // of a full chunk: one at the box's edge is padded with zeros
   std::uint64_t xxh3_64 = 0;
@@ -31,30 +33,29 @@ struct EncodedChunk {
 /// first error of any worker ends all.
 class ChunkPipeline {
  public:
-  /// Starts the workers. `items` and `boxes` (plan_shard's records of them) must outlive this object.
-  ChunkPipeline(std::span<const SaveItem> items, std::span<const BoxRecord> boxes,
-                const ShardOptions& options);
+  /// Starts the workers. `shards` must outlive this object.
+  ChunkPipeline(std::span<const PlannedShard> shards, const ShardOptions& options);
   /// Stops and joins the workers.
   ~ChunkPipeline();
 
-  /// The next chunk in order of boxes, and within a box in row-major order of its grid. Rethrows a worker's
-  /// error; Error(peer) once it is cancelled. In a hurry, the calling thread encodes too where it would wait.
-  EncodedChunk next(const SaveSignals& signals);
+  /// The next chunk in ChunkOrder's order. Rethrows a worker's error; Error(peer) once it is cancelled. In a
+  /// hurry, the calling thread encodes too where it would wait. Adds to the waits and chunks of `stats`.
+  EncodedChunk next(const SaveSignals& signals, ShardStats& stats);
   /// Hands a written chunk's memory back.
   void recycle(EncodedChunk&& chunk);
 
-  double encode_seconds() const;
-  double verify_seconds() const;  // of these
-  std::uint64_t peak_bytes() const;
+  /// Adds the workers' times and the peak of memory to `stats`.
+  void report(ShardStats& stats) const;
 
  private:
   struct Place {
-    std::size_t box = 0;
-    std::uint64_t chunk = 0;   // within the box
-    std::uint64_t number = 0;  // over all boxes
+    ChunkTask task;
+    std::uint64_t number = 0;  // in the order
     std::uint64_t bytes = 0;   // of memory, claimed for it
   };
   class Worker;
+
+  EncodedChunk awaited(const SaveSignals& signals);
 
   void work();
   bool in_a_hurry(const SaveSignals& signals) const;
@@ -62,8 +63,6 @@ class ChunkPipeline {
   bool claim(Place& place, std::vector<std::byte>& buffer, bool may_wait);
   void finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds);
 
-  const std::span<const SaveItem> items_;
-  const std::span<const BoxRecord> boxes_;
   const ShardOptions options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 
@@ -72,7 +71,8 @@ class ChunkPipeline {
   std::condition_variable room_;   // for a worker's chunk; one leaves as one comes, so one is told
   bool stopping_ = false;
   std::exception_ptr failure_;
-  Place claim_;                                   // the next to be handed to a worker
+  ChunkOrder order_;                              // from the next chunk on to be handed to a worker
+  std::uint64_t claimed_ = 0;                     // chunks handed to workers
   std::uint64_t taken_ = 0;                       // chunks that next() has returned
   std::deque<std::optional<EncodedChunk>> done_;  // from taken_ on, as far as chunks are claimed
   std::vector<std::vector<std::byte>> spare_;

@@ -14,12 +14,11 @@ namespace shardwright::ckpt {
 
 struct Hdf5DriverState {
   WritableFile* file = nullptr;
-  std::exception_ptr failure;       // the first; nothing reaches the file after it
-  haddr_t eoa = 0;                  // end of what libhdf5 has allocated
-  haddr_t eof = 0;                  // end of what it has written
-  const void* last_data = nullptr;  // memory, length and address of the last write
-  std::size_t last_bytes = 0;
-  haddr_t last_address = HADDR_UNDEF;
+  std::exception_ptr failure;             // the first; nothing reaches the file after it
+  haddr_t eoa = 0;                        // end of what libhdf5 has allocated
+  haddr_t eof = 0;                        // end of what it has written
+  std::span<const std::byte> awaited;     // the memory whose write is looked for
+  haddr_t awaited_address = HADDR_UNDEF;  // where it went
 
   /// Runs `call` unless something failed before, and keeps what it throws: exceptions must not cross libhdf5.
   template <typename Call>
@@ -94,9 +93,7 @@ herr_t driver_write(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address, std::size_
   Hdf5DriverState& state = state_of(file);
   state.guarded([&] { state.file->write(address, {static_cast<const std::byte*>(buffer), size}); });
   state.eof = std::max(state.eof, address + size);
-  state.last_data = buffer;
-  state.last_bytes = size;
-  state.last_address = address;
+  if (buffer == state.awaited.data() && size == state.awaited.size()) state.awaited_address = address;
   return 0;
 }
 
@@ -138,6 +135,23 @@ hid_t driver_id() {
   return id;
 }
 
+/// libhdf5 keeps about 12 KiB in memory for each dataset of an open file (measured), up to 32 MiB of what
+/// they are in the file. Nothing is asked of a dataset once it is written, so little of that is needed. It
+/// decides where metadata come to lie in the file: the same for all files, so that equal contents make equal
+/// bytes.
+void bound_metadata_cache(hid_t access, const std::string& path) {
+  constexpr std::size_t kBytes = 64u << 10;
+  H5AC_cache_config_t config{};
+  config.version = H5AC__CURR_CACHE_CONFIG_VERSION;
+  hdf5_must(H5Pget_mdc_config(access, &config), "read the cache's configuration", path);
+  config.set_initial_size = true;
+  config.initial_size = config.min_size = config.max_size = kBytes;
+  config.incr_mode = H5C_incr__off;
+  config.flash_incr_mode = H5C_flash_incr__off;
+  config.decr_mode = H5C_decr__off;
+  hdf5_must(H5Pset_mdc_config(access, &config), "bound the cache", path);
+}
+
 }  // namespace
 
 Hdf5Output::Hdf5Output(WritableFile& file, const std::string& path)
@@ -149,6 +163,7 @@ Hdf5Output::Hdf5Output(WritableFile& file, const std::string& path)
   hdf5_must(H5Pset_driver(access, driver_id(), &info), "select the file driver", path);
   // Version 1.10 of the format: all metadata carry checksums.
   hdf5_must(H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110), "set the format version", path);
+  bound_metadata_cache(access, path);
   const Hdf5Handle creation(H5Pcreate(H5P_FILE_CREATE), H5Pclose, "create a property list", path);
   hdf5_must(H5Pset_obj_track_times(creation, false), "switch off times", path);
   file_ = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation, access);
@@ -167,13 +182,19 @@ void Hdf5Output::check() const {
   if (state_->failure) std::rethrow_exception(state_->failure);
 }
 
-std::uint64_t Hdf5Output::address_of_last_write(std::span<const std::byte> data) const {
-  if (state_->last_data != data.data() || state_->last_bytes != data.size())
+void Hdf5Output::await_write(std::span<const std::byte> data) {
+  state_->awaited = data;
+  state_->awaited_address = HADDR_UNDEF;
+}
+
+std::uint64_t Hdf5Output::awaited_address() {
+  const std::span<const std::byte> data = std::exchange(state_->awaited, {});
+  if (state_->awaited_address == HADDR_UNDEF)
     throw Error(
         ErrorCode::io,
         fmt::format("{}: libhdf5 did not write a chunk of {} bytes as it was given", path_, data.size()),
         path_);
-  return state_->last_address;
+  return state_->awaited_address;
 }
 
 void Hdf5Output::close() {

@@ -31,9 +31,10 @@ class Hdf5Output {
   hid_t id() const { return file_; }
   /// Throws the first failure of the driver, if there was one.
   void check() const;
-  /// File address of the last write of exactly this memory; throws Error(io) if the last one was of other
-  /// memory.
-  std::uint64_t address_of_last_write(std::span<const std::byte> data) const;
+  /// From now on, looks for a write of exactly this memory (libhdf5 may write metadata before and after it).
+  void await_write(std::span<const std::byte> data);
+  /// Where it went in the file, and no longer looks; Error(io) if there was none.
+  std::uint64_t awaited_address();
   /// Closes the file; every other identifier in it must be closed before. Throws unless all of it was
   /// written.
   void close();

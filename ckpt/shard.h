@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -78,6 +80,25 @@ Part write_shard(Env& env, const std::string& directory, const std::string& atte
                  std::uint64_t step, std::span<const SaveItem> items, const ShardOptions& options,
                  ShardStats* stats, const SaveSignals* signals = nullptr);
 
+/// What one of several writers in this process writes.
+struct ShardJob {
+  int rank = 0;
+  std::vector<SaveItem> items;
+};
+
+/// What an open shard needs of memory, measured: libhdf5's buffers and tables, and for each item its records.
+inline constexpr std::uint64_t kOpenShardBytes = 3u << 19;
+inline constexpr std::uint64_t kShardItemBytes = 1u << 10;
+
+/// Writes the shards of all `jobs` as write_shard() would each, at once: chunk by chunk in the order of
+/// tensor, kind, row and column over all of them, so that a source that reads from elsewhere needs no more
+/// than a band of rows in memory. Each is open only from its first chunk to its last. `done` is told of each
+/// part, from any thread but never from two at a time, when its shard is durable; the directory is fsynced at
+/// the end. Errors as of write_shard(), and what `done` throws.
+void write_shards(Env& env, const std::string& directory, const std::string& attempt, std::uint64_t step,
+                  std::span<const ShardJob> jobs, const ShardOptions& options, ShardStats* stats,
+                  const std::function<void(const Part&)>& done, const SaveSignals* signals = nullptr);
+
 /// Publishes `directory`/rank-NNNNN.part: temporary name, fsync, rename (fault point part.rename).
 void publish_part(Env& env, const std::string& directory, const Part& part);
 /// Name of the part record and of the shard of a rank.
@@ -85,6 +106,12 @@ std::string part_name(int rank);
 std::string shard_name(int rank);
 /// Error(missing) if it is not there, Error(damaged) if torn.
 Part read_part(Env& env, const std::string& path);
+
+/// The part that a writer of these items published before it was interrupted, if it is whole: it agrees with
+/// the items, and the shard with its size, its table's digest and that of all bytes outside the chunks.
+/// Errors but missing and damaged are thrown.
+std::optional<Part> finished_shard(Env& env, const std::string& directory, const std::string& attempt,
+                                   int rank, std::uint64_t step, std::span<const SaveItem> items);
 
 /// Chunks of a box in row-major order of the chunk grid: grid extents, and the clipped box of chunk `index`.
 Dims chunk_grid(const Box& box, const Dims& chunk);

@@ -59,6 +59,7 @@ Json report_json(const reshard::ReshardReport& report, bool plan_only) {
   } else {
     json["seconds"] = json_float(report.seconds);
     json["peak_rss_bytes"] = report.peak_rss_bytes;
+    json["shards_kept"] = report.shards_kept;
     json["proof"] = {{"kind", "equal"}, {"tensors", report.proof_tensors}, {"ok", report.proof_ok}};
   }
   json["warnings"] = report.warnings;
@@ -184,11 +185,13 @@ int reshard(const Arguments& arguments) {
   layout.declare(flags);
   flags.size("--max-memory", max_memory,
              "memory to use, whatever the model's size (default 512MiB, at least 64MiB)");
-  flags.integer("--jobs", "N", 1, jobs, "threads that compress (default 1)", kMostThreads);
+  flags.integer("--jobs", "N", 1, jobs,
+                "threads that decode and compress (default 1); fewer where memory has no room", kMostThreads);
   flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
   flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
   flags.text("--codec", "auto|fast|small|none|deflate", codec,
              "compress all chunks anew (default: as they are stored; only what is cut is compressed)");
+  flags.flag("--paranoid", options.paranoid, "read the target again and compare it before it is committed");
   flags.flag("--plan-only", options.plan_only, "say what would be done, write nothing");
   flags.text("--from", "LAYOUT", from.layout, "of preset:NAME: the layout to plan from, as t4p12d8z1");
   flags.text("--from-stages", "5,6,6,5", from.stages, "of preset:NAME: the layers of each stage");

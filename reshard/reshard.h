@@ -24,6 +24,7 @@ struct ReshardOptions {
   int jobs = 1;
   bool weights_only = false;
   bool plan_only = false;
+  bool paranoid = false;  // the target is read again and compared before the commit
   /// Given, all chunks are encoded anew; else those that need no cutting stay as they are stored.
   std::optional<ckpt::Codec> codec = {};
   std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)> progress;
@@ -49,6 +50,7 @@ struct ReshardReport {
   std::uint64_t chunks_read = 0;
   std::uint64_t chunks_passed_through = 0;
   std::uint64_t chunks_recoded = 0;
+  std::uint64_t shards_kept = 0;  // of the target, finished by an interrupted try and not made again
   std::uint64_t copies = 0;
   std::uint64_t files_written = 0;
   std::uint64_t estimated_peak_bytes = 0;

@@ -22,7 +22,7 @@ class PassThroughTest : public ::testing::Test {
  protected:
   // An up projection of several tiles, whose last is shorter.
   ModelSpec model() {
-    return build_model({.layers = 3, .hidden = 60, .heads = 6, .ffn = 11003, .vocab = 97, .seq_len = 7});
+    return build_model({.layers = 2, .hidden = 60, .heads = 6, .ffn = 11003, .vocab = 97, .seq_len = 7});
   }
   std::string labelled(const char* layout) {
     const std::string path = dir_ / (std::string("source-") + layout);
@@ -69,14 +69,14 @@ class PassThroughTest : public ::testing::Test {
 };
 
 TEST_F(PassThroughTest, AChangeOfStagesRecodesNothing) {
-  const ReshardReport done = run(labelled("t1p3d1z0"), "b", "t1p1d1z0");
+  const ReshardReport done = run(labelled("t1p2d1z0"), "b", "t1p1d1z0");
   EXPECT_EQ(done.chunks_recoded, 0u);
-  EXPECT_GT(done.chunks_passed_through, 100u);
-  EXPECT_EQ(chunks(dir_ / "b"), chunks(labelled("t1p3d1z0")));
+  EXPECT_GT(done.chunks_passed_through, 50u);
+  EXPECT_EQ(chunks(dir_ / "b"), chunks(labelled("t1p2d1z0")));
 }
 
 TEST_F(PassThroughTest, PlanAndWorkCountTheSameForAnyPairOfLayouts) {
-  const std::vector<const char*> layouts = {"t1p1d1z0", "t2p1d1z0", "t3p2d1z1", "t1p3d2z1", "t1p1d5z0"};
+  const std::vector<const char*> layouts = {"t1p1d1z0", "t3p2d1z1", "t1p2d2z1", "t1p1d5z0"};
   bool some_of_both = false;
   for (const char* from : layouts) {
     for (const char* to : layouts) {
@@ -96,7 +96,7 @@ TEST_F(PassThroughTest, PlanAndWorkCountTheSameForAnyPairOfLayouts) {
 }
 
 TEST_F(PassThroughTest, ACodecThatIsAskedForRecodesAll) {
-  const std::string a = labelled("t1p3d1z0");
+  const std::string a = labelled("t1p2d1z0");
   const ReshardReport deflated = run(a, "deflated", "t1p1d1z0", ckpt::Codec::deflate);
   EXPECT_EQ(deflated.chunks_passed_through, 0u);
   for (const std::vector<std::byte>& stored : chunks(dir_ / "deflated"))
@@ -106,14 +106,14 @@ TEST_F(PassThroughTest, ACodecThatIsAskedForRecodesAll) {
   for (const std::vector<std::byte>& stored : chunks(dir_ / "still"))
     EXPECT_EQ(ckpt::form_of(std::span<const std::byte>(stored)), ckpt::ChunkForm::zlib);
   // And back: the same bytes as at first.
-  run(dir_ / "deflated", "back", "t1p3d1z0", ckpt::Codec::fast);
+  run(dir_ / "deflated", "back", "t1p2d1z0", ckpt::Codec::fast);
   EXPECT_EQ(chunks(dir_ / "back"), chunks(a));
 }
 
 TEST_F(PassThroughTest, ADamagedChunkDoesNotPass) {
-  const std::string a = labelled("t1p3d1z0");
-  const std::string shard = a + "/rank-00002.h5";
-  const ckpt::ChunkRow row = ckpt::Checkpoint::open(env_, a).shard(2).table().back();
+  const std::string a = labelled("t1p2d1z0");
+  const std::string shard = a + "/rank-00001.h5";
+  const ckpt::ChunkRow row = ckpt::Checkpoint::open(env_, a).shard(1).table().back();
   std::fstream file(shard, std::ios::binary | std::ios::in | std::ios::out);
   file.seekg(static_cast<std::streamoff>(row.address + row.stored_bytes / 2));
   const auto byte = static_cast<char>(file.get() ^ 16);
@@ -129,7 +129,7 @@ TEST_F(PassThroughTest, ADamagedChunkDoesNotPass) {
     FAIL() << "was not refused";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::damaged);
-    EXPECT_NE(std::string(e.what()).find("rank-00002.h5"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("rank-00001.h5"), std::string::npos) << e.what();
   }
   EXPECT_FALSE(env_.exists(o.target));
 }

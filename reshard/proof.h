@@ -1,0 +1,21 @@
+// The proof of a reshard: every state that the target keeps has the source's values, whatever boxes it is cut
+// in now.
+#pragma once
+
+#include <string>
+
+#include "ckpt/env.h"
+#include "ckpt/manifest.h"
+#include "reshard/target_plan.h"
+
+namespace shardwright::reshard {
+
+/// Compares the fingerprints of the kept states, source against target. Error(damaged) names the first state
+/// that differs, is missing or is too many.
+void prove(const ckpt::Manifest& source, const TargetPlan& plan, const ckpt::Manifest& target);
+
+/// Reads every chunk of the shards in `directory` that `target` tells of, and compares the fingerprints of
+/// what they hold with the target's own; `threads` workers. Error(damaged) names file or state.
+void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads);
+
+}  // namespace shardwright::reshard
