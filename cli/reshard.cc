@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/checkpoint.h"
@@ -126,9 +127,21 @@ reshard::ReshardReport reshard_checkpoint(const std::string& source, const std::
   reshard::config_of(checkpoint.manifest(),
                      options.source);  // of a transformer, before its layout is asked for
   options.layout = layout.apply(checkpoint.manifest(), options.source);
+  if (options.process.rank > 0) return reshard::reshard(env, options);
   ProgressBar bar("reshard");
   options.progress = [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); };
   return reshard::reshard(env, options);
+}
+
+/// Of several processes one speaks. Another does only where that one may not know why it ends.
+int quietly(const std::function<void()>& work) {
+  try {
+    work();
+    return 0;
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer || e.code() == ErrorCode::deadline) throw;
+    return exit_status(e.code());
+  }
 }
 
 /// "preset:bloom-176b" instead of a checkpoint: a model that need not exist.
@@ -210,6 +223,9 @@ int reshard(const Arguments& arguments) {
   } else {
     if (from.layout || from.stages)
       throw Error(ErrorCode::usage, "--from: belongs to preset:NAME; a checkpoint says its own layout");
+    if (!options.plan_only) options.process = reshard::place_from_environment();
+    if (options.process.rank > 0)
+      return quietly([&] { reshard_checkpoint(source, target, layout, options); });
     report = reshard_checkpoint(source, target, layout, options);
   }
   for (const std::string& warning : report.warnings)

@@ -30,15 +30,15 @@ std::string attempt_name(const ckpt::Commit& commit, const std::string& layout_j
 
 // Counts the bytes that pass and tells whoever watches.
 struct Progress {
-  std::mutex mutex;
-  std::uint64_t done = 0;
+  ProcessGroup& group;
   std::uint64_t all = 0;
-  std::function<void(std::uint64_t, std::uint64_t)> tell;
+  const std::function<void(std::uint64_t, std::uint64_t)>& tell;
+  std::mutex mutex = {};
 
   void passed(std::uint64_t bytes) {
-    const std::lock_guard lock(mutex);
-    done += bytes;
-    if (tell) tell(done, all);
+    const std::lock_guard lock(mutex);  // so that what is told grows
+    group.count(bytes);
+    if (tell) tell(std::min(group.counted(), all), all);
   }
 };
 
@@ -61,6 +61,12 @@ class WatchedSource : public ckpt::Source {
   std::size_t element_size_;
   Progress& progress_;
 };
+
+std::uint64_t peak_rss_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
+}
 
 // Target files that may be open beside all else that a process has open.
 std::size_t most_open_files() {
@@ -98,29 +104,78 @@ Executor::Executor(ckpt::Env& env, const ReshardOptions& options,
       layout_json_(to_json(plan.layout, plan.model)),
       attempt_(attempt_name(source_->commit(), layout_json_, options)),
       attempt_dir_(target + ".tmp-" + attempt_),
-      lock_path_(target + ".lock") {}
+      lock_path_(target + ".lock"),
+      group_dir_(attempt_dir_ + ".group") {}
 
 void Executor::run(ReshardReport& report) {
   env_.create_dirs(ckpt::parent_path(target_));
-  const std::unique_ptr<ckpt::FileLock> lock = env_.lock(lock_path_);
-  // Whoever held the lock before may have finished, and removed the file that this lock is on.
-  check_target(env_, options_.source, target_);
-  if (!env_.exists(lock_path_)) {
-    throw Error(ErrorCode::busy,
-                fmt::format("{}: another process just ended its work on it; try again", target_), target_);
-  }
+  group_ = std::make_unique<ProcessGroup>(env_, group_dir_, options_.process, options_.times);
+  if (group_->leads())
+    lead(report);
+  else
+    follow();
+}
+
+void Executor::lead(ReshardReport& report) {
+  std::unique_ptr<ckpt::FileLock> lock;
   try {
+    group_->gather();
+    lock = env_.lock(lock_path_);
+    // Whoever held the lock before may have finished, and removed the file that this lock is on.
+    check_target(env_, options_.source, target_);
+    if (!env_.exists(lock_path_)) {
+      lock.reset();
+      throw Error(ErrorCode::busy,
+                  fmt::format("{}: another process just ended its work on it; try again", target_), target_);
+    }
     remove_leftovers();
     if (!finish_commit(report)) {
-      env_.create_dirs(attempt_dir_);
-      write(report);
+      sort_out(report);
+      group_->begin();
+      add_work(write(), report);
+      for (const ProcessWork& work : group_->collect()) add_work(work, report);
       commit(report);
     }
-    env_.unlink(lock_path_);
+    group_->end();
+    group_->leave([&] { env_.unlink(lock_path_); });
   } catch (const Error& e) {
-    give_up(e);
+    group_->fail(e);
+    group_->leave([&] {
+      if (lock) give_up(e);
+    });
     throw;
   }
+}
+
+void Executor::follow() {
+  try {
+    group_->follow();
+    if (!was_committed()) group_->deliver(write());
+    group_->await_end();
+  } catch (const Error& e) {
+    // The leader may have committed and gone before this process saw it.
+    if (was_committed()) return;
+    group_->fail(e);
+    group_->withdraw();
+    throw;
+  }
+}
+
+// By this attempt, whoever did it.
+bool Executor::was_committed() const {
+  try {
+    return ckpt::read_commit(env_, target_).attempt == attempt_;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void Executor::add_work(const ProcessWork& work, ReshardReport& report) const {
+  report.read_bytes += work.read_bytes;
+  report.chunks_read += work.chunks_read;
+  report.chunks_passed_through += work.chunks_passed_through;
+  report.chunks_recoded += work.chunks_recoded;
+  report.peak_rss_bytes = std::max(report.peak_rss_bytes, work.peak_rss_bytes);
 }
 
 // What interrupted tries with other options left at this target, and what of this attempt cannot be used.
@@ -128,8 +183,15 @@ void Executor::remove_leftovers() {
   const std::string parent = ckpt::parent_path(target_);
   const std::string prefix = std::filesystem::path(target_).filename().string() + ".tmp-";
   for (const std::string& entry : env_.list(parent)) {
-    if (entry.starts_with(prefix + "r-") && entry != prefix + attempt_)
-      ckpt::remove_checkpoint_dir(env_, parent + "/" + entry);
+    const bool own =
+        entry == prefix + attempt_ || (options_.process.count > 1 && entry == prefix + attempt_ + ".group");
+    if (!entry.starts_with(prefix + "r-") || own) continue;
+    if (group_lives(env_, parent + "/" + entry))
+      throw Error(
+          ErrorCode::busy,
+          fmt::format("{}: processes of an earlier try still live; wait for them, or end them", target_),
+          target_);
+    ckpt::remove_checkpoint_dir(env_, parent + "/" + entry);
   }
 }
 
@@ -142,6 +204,7 @@ bool Executor::finish_commit(ReshardReport& report) {
     const ckpt::Manifest manifest = ckpt::read_manifest(env_, attempt_dir_, commit.manifest);
     accept(manifest, report);
     report.shards_kept = manifest.files.size();
+    group_->count(plan_.raw_bytes);
   } catch (const Error& e) {
     if (e.code() == ErrorCode::io) throw;
     return false;  // not whole: made anew
@@ -151,41 +214,57 @@ bool Executor::finish_commit(ReshardReport& report) {
   return true;
 }
 
-void Executor::write(ReshardReport& report) {
+// Keeps the shards of this attempt that are finished, and clears the place for the others.
+void Executor::sort_out(ReshardReport& report) {
+  env_.create_dirs(attempt_dir_);
+  const std::vector<std::string> found = env_.list(attempt_dir_);
+  if (found.empty()) return;
+  std::set<std::string> useless(found.begin(), found.end());
+  const auto cache = std::make_shared<ckpt::ChunkCache>(source_, 0);
+  for (int rank = 0; rank < plan_.layout.ranks(); ++rank) {
+    if (!useless.contains(ckpt::part_name(rank))) continue;
+    const std::vector<ckpt::SaveItem> items = target_items(plan_, cache, rank);
+    if (!ckpt::finished_shard(env_, attempt_dir_, attempt_, rank, source_->commit().step, items)) continue;
+    useless.erase(ckpt::part_name(rank));
+    useless.erase(ckpt::shard_name(rank));
+    ++report.shards_kept;
+    group_->count(plan_.ranks[static_cast<std::size_t>(rank)].bytes);
+  }
+  for (const std::string& entry : useless) env_.unlink(attempt_dir_ + "/" + entry);
+}
+
+// This process's share of what is missing.
+ProcessWork Executor::write() {
   const ckpt::Commit& from = source_->commit();
   const auto cache = std::make_shared<ckpt::ChunkCache>(source_, memory_.cache);
   const ckpt::ShardOptions shard{.codec = options_.codec.value_or(source_codec()),
                                  .threads = memory_.threads,
                                  .keep_stored = !options_.codec,
                                  .max_in_flight_bytes = memory_.in_flight};
-  Progress progress;
-  progress.all = plan_.raw_bytes;
-  progress.tell = options_.progress;
+  Progress progress{*group_, plan_.raw_bytes, options_.progress};
+  ProcessWork work;
 
   const auto publish = [&](const ckpt::Part& part) { ckpt::publish_part(env_, attempt_dir_, part); };
   std::vector<ckpt::ShardJob> jobs;
   std::uint64_t need = 0;  // of memory, by the jobs
   const auto write_jobs = [&] {
     ckpt::ShardStats stats;
-    ckpt::write_shards(env_, attempt_dir_, attempt_, from.step, jobs, shard, &stats, publish);
-    report.chunks_passed_through += stats.kept_chunks;
-    report.chunks_recoded += stats.encoded_chunks;
+    try {
+      ckpt::write_shards(env_, attempt_dir_, attempt_, from.step, jobs, shard, &stats, publish,
+                         &group_->signals());
+    } catch (const Error&) {
+      group_->rethrow_failure();
+      throw;
+    }
+    work.chunks_passed_through += stats.kept_chunks;
+    work.chunks_recoded += stats.encoded_chunks;
     jobs.clear();
     need = 0;
   };
-  std::set<std::string> useless;
-  for (const std::string& entry : env_.list(attempt_dir_)) useless.insert(entry);
-  for (int rank = 0; rank < plan_.layout.ranks(); ++rank) {
-    std::vector<ckpt::SaveItem> items = target_items(plan_, cache, rank);
-    if (ckpt::finished_shard(env_, attempt_dir_, attempt_, rank, from.step, items)) {
-      useless.erase(ckpt::part_name(rank));
-      useless.erase(ckpt::shard_name(rank));
-      ++report.shards_kept;
-      progress.passed(plan_.ranks[static_cast<std::size_t>(rank)].bytes);
-    }
-  }
-  for (const std::string& entry : useless) env_.unlink(attempt_dir_ + "/" + entry);
-  for (int rank = 0; rank < plan_.layout.ranks(); ++rank) {
+  const auto share = [&](std::int64_t process) {
+    return static_cast<int>(process * plan_.layout.ranks() / options_.process.count);
+  };
+  for (int rank = share(options_.process.rank); rank < share(options_.process.rank + 1); ++rank) {
     if (env_.exists(attempt_dir_ + "/" + ckpt::part_name(rank))) continue;
     std::vector<ckpt::SaveItem> items = target_items(plan_, cache, rank);
     for (ckpt::SaveItem& item : items)
@@ -196,8 +275,10 @@ void Executor::write(ReshardReport& report) {
     jobs.push_back({rank, std::move(items)});
   }
   if (!jobs.empty()) write_jobs();
-  report.read_bytes = cache->read_bytes();
-  report.chunks_read = cache->chunks_read();
+  work.read_bytes = cache->read_bytes();
+  work.chunks_read = cache->chunks_read();
+  work.peak_rss_bytes = peak_rss_bytes();
+  return work;
 }
 
 void Executor::commit(ReshardReport& report) {
@@ -219,7 +300,10 @@ void Executor::commit(ReshardReport& report) {
 // Proves the target, and tells of it.
 void Executor::accept(const ckpt::Manifest& target, ReshardReport& report) const {
   prove(source_->manifest(), plan_, target);
-  if (options_.paranoid) read_again(env_, attempt_dir_, target, memory_.threads);
+  if (options_.paranoid) {
+    read_again(env_, attempt_dir_, target, memory_.threads,
+               [&](std::uint64_t bytes) { group_->count(bytes); });
+  }
   report.files_written = target.files.size();
   report.written_bytes = 0;
   for (const ckpt::FileRecord& file : target.files) report.written_bytes += file.bytes;
@@ -253,10 +337,12 @@ std::uint64_t Executor::needed_bytes() const {
   return bytes;
 }
 
-// Nothing of a failed attempt stays; where even that fails, both reasons are told.
+// Nothing of a failed attempt stays, unless it was another process that ended: then trying again is worth it.
+// Where even that fails, both reasons are told.
 void Executor::give_up(const Error& why) const {
+  const bool try_again = why.code() == ErrorCode::peer || why.code() == ErrorCode::deadline;
   try {
-    ckpt::remove_checkpoint_dir(env_, attempt_dir_);
+    if (!try_again) ckpt::remove_checkpoint_dir(env_, attempt_dir_);
     env_.unlink(lock_path_);
   } catch (const Error& e) {
     throw Error(why.code(),

@@ -16,7 +16,8 @@
 namespace shardwright::reshard {
 
 /// Target ranks are written at once, as many as memory allows, so that each source chunk is read once for all
-/// of them. A finished shard that an interrupted try of the same attempt left is kept.
+/// of them. Of several processes, each writes a run of neighbouring ranks. A finished shard that an
+/// interrupted try of the same attempt left is kept.
 class Executor {
  public:
   /// All but `target` outlive this object.
@@ -27,9 +28,14 @@ class Executor {
   void run(ReshardReport& report);
 
  private:
+  void lead(ReshardReport& report);
+  void follow();
   void remove_leftovers();
+  void sort_out(ReshardReport& report);
   bool finish_commit(ReshardReport& report);
-  void write(ReshardReport& report);
+  ProcessWork write();
+  void add_work(const ProcessWork& work, ReshardReport& report) const;
+  bool was_committed() const;
   void commit(ReshardReport& report);
   std::uint64_t needed_bytes() const;
   ckpt::Codec source_codec() const;
@@ -46,6 +52,8 @@ class Executor {
   std::string attempt_;
   std::string attempt_dir_;
   std::string lock_path_;
+  std::string group_dir_;
+  std::unique_ptr<ProcessGroup> group_;
 };
 
 /// Error(exists) if the target is there, Error(usage) if it lies in the source.

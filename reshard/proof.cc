@@ -45,7 +45,8 @@ void prove(const ckpt::Manifest& source, const TargetPlan& plan, const ckpt::Man
   }
 }
 
-void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads) {
+void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads,
+                const std::function<void(std::uint64_t)>& done) {
   ckpt::OpenFiles files(env);
   std::vector<std::vector<std::size_t>> boxes(target.files.size());
   for (std::size_t b = 0; b < target.boxes.size(); ++b) boxes[target.boxes[b].file].push_back(b);
@@ -72,6 +73,7 @@ void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manife
       for (std::uint64_t c = 0; c < box.chunks; ++c) {
         const ckpt::Box part = ckpt::chunk_box(box.box, box.chunk, c);
         shard.read_stored(box.first_chunk + c, w.stored);
+        done(w.stored.size());
         w.raw.resize(ckpt::element_count(box.chunk) * size);
         w.decoder.decode(w.stored, size, w.raw);
         w.values.resize(part.elements() * size);

@@ -2,6 +2,8 @@
 // in now.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "ckpt/env.h"
@@ -15,7 +17,9 @@ namespace shardwright::reshard {
 void prove(const ckpt::Manifest& source, const TargetPlan& plan, const ckpt::Manifest& target);
 
 /// Reads every chunk of the shards in `directory` that `target` tells of, and compares the fingerprints of
-/// what they hold with the target's own; `threads` workers. Error(damaged) names file or state.
-void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads);
+/// what they hold with the target's own. Any of `threads` workers tells `done` how many bytes it has read.
+/// Error(damaged) names file or state.
+void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads,
+                const std::function<void(std::uint64_t)>& done);
 
 }  // namespace shardwright::reshard

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -106,8 +107,8 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
   } else {
     Executor(env, options, source, plan, target).run(report);
   }
+  report.peak_rss_bytes = std::max(report.peak_rss_bytes, peak_rss_bytes());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  report.peak_rss_bytes = peak_rss_bytes();
   return report;
 }
 

@@ -13,6 +13,7 @@
 #include "ckpt/env.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
+#include "reshard/process_place.h"
 
 namespace shardwright::reshard {
 
@@ -27,6 +28,10 @@ struct ReshardOptions {
   bool paranoid = false;  // the target is read again and compared before the commit
   /// Given, all chunks are encoded anew; else those that need no cutting stay as they are stored.
   std::optional<ckpt::Codec> codec = {};
+  /// Where more than one process works at this, all with these options, each writes a share of the target
+  /// ranks. Each uses `max_memory_bytes`.
+  ProcessPlace process = {};
+  ProcessTimes times = {};
   std::function<void(std::uint64_t done_bytes, std::uint64_t all_bytes)> progress;
 };
 
@@ -65,7 +70,8 @@ struct ReshardReport {
 
 /// Error(exists) if the target is there, Error(usage) for an illegal layout, Error(busy) if another process
 /// works on the same target, Error(damaged) if the source is. On failure nothing is left that could be taken
-/// for a checkpoint.
+/// for a checkpoint; where it was another process that ended or hung, finished shards are kept for another
+/// try. Of several processes all end alike, and process 0 has the report.
 ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options);
 
 /// The plan of resharding a training checkpoint of `model` from a layout; there need not be one. Of the

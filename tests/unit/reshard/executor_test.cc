@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <map>
 
@@ -237,10 +238,13 @@ TEST_F(ExecutorTest, TheTargetReadAgainIsCompared) {
   o.paranoid = true;
   EXPECT_TRUE(reshard(env_, o).proof_ok);
   ckpt::Manifest manifest = open(o.target)->manifest();
-  read_again(env_, o.target, manifest, 3);
+  std::atomic<std::uint64_t> bytes{0};
+  const auto done = [&](std::uint64_t more) { bytes += more; };
+  read_again(env_, o.target, manifest, 3, done);
+  EXPECT_GT(bytes, 1000000u);
   manifest.states[5].fingerprint.g ^= 1;
   try {
-    read_again(env_, o.target, manifest, 3);
+    read_again(env_, o.target, manifest, 3, done);
     FAIL() << "another fingerprint was accepted";
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), HasSubstr("reads back with another fingerprint"));
@@ -248,7 +252,7 @@ TEST_F(ExecutorTest, TheTargetReadAgainIsCompared) {
   manifest.states[5].fingerprint.g ^= 1;
   const ckpt::ChunkRow row = open(o.target)->shard(4).table().at(3);
   flip(o.target + "/rank-00004.h5", row.address + row.stored_bytes / 3);
-  EXPECT_THROW(read_again(env_, o.target, manifest, 1), Error);
+  EXPECT_THROW(read_again(env_, o.target, manifest, 1, done), Error);
 }
 
 }  // namespace
