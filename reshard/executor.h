@@ -10,6 +10,7 @@
 #include "ckpt/manifest.h"
 #include "ckpt/shard.h"
 #include "reshard/memory_budget.h"
+#include "reshard/process_group.h"
 #include "reshard/reshard.h"
 #include "reshard/target_plan.h"
 
