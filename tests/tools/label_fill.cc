@@ -1,6 +1,8 @@
 // label_fill OUT_DIR --model k=v,... --layout t2d3z1 [--stages 2,1,1] [--rank-order pdt] [--step N] [--change
 // tensor:kind:i,j]
 //   writes a labelled checkpoint of that layout, on request with one element changed
+// label_fill OUT_DIR --model k=v,... --layout t2d3z1 --noise yes [--step N]
+//   the same with the entropy of trained weights instead of labels
 // label_fill --check CKPT
 //   status 1 and a line for each state in which a value is not where it belongs
 #include "tests/tools/label_fill.h"
@@ -9,6 +11,8 @@
 #include <cstdlib>
 #include <map>
 #include <sstream>
+
+#include "tests/tools/noise_source.h"
 
 namespace shardwright {
 namespace {
@@ -79,8 +83,17 @@ int run(const std::vector<std::string>& arguments) {
   check_layout(layout, model);
   LabelChange change;
   if (options.contains("--change")) change = parse_change(options["--change"], model);
-  write_labelled(env, target, model, layout, options.contains("--step") ? std::stoull(options["--step"]) : 0,
-                 change);
+  const std::uint64_t step = options.contains("--step") ? std::stoull(options["--step"]) : 0;
+  if (!options.contains("--noise")) {
+    write_labelled(env, target, model, layout, step, change);
+    return 0;
+  }
+  write_checkpoint(env, target, model, layout, step, [&](int rank) {
+    std::vector<ckpt::SaveItem> items = label_items(model, layout, rank);
+    for (ckpt::SaveItem& item : items)
+      item.source = std::make_shared<NoiseSource>(item.tensor, item.kind, item.global_shape);
+    return items;
+  });
   return 0;
 }
 
