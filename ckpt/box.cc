@@ -54,6 +54,18 @@ bool contains(const Box& outer, const Box& inner) {
   return true;
 }
 
+std::optional<std::uint64_t> dense_start(const Box& outer, const Box& inner) {
+  assert(contains(outer, inner));
+  std::uint64_t start = 0;
+  bool begun = false;  // a dimension outside this one has more than one coordinate
+  for (std::size_t d = 0; d < inner.shape.size(); ++d) {
+    if (begun && inner.shape[d] != outer.shape[d]) return std::nullopt;
+    begun = begun || inner.shape[d] != 1;
+    start = start * outer.shape[d] + (inner.offset[d] - outer.offset[d]);
+  }
+  return start;
+}
+
 void copy_region(const std::byte* src, const Box& src_box, std::byte* dst, const Box& dst_box,
                  const Box& region, std::size_t element_size) {
   assert(contains(src_box, region) && contains(dst_box, region));

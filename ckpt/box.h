@@ -84,6 +84,10 @@ std::optional<Box> intersect(const Box& a, const Box& b);
 /// True if each element of `inner` is in `outer`; an empty `inner` is contained in everything.
 bool contains(const Box& outer, const Box& inner);
 
+/// How many elements of `outer`'s dense memory come before those of `inner` (contained in it, not empty), if
+/// they lie in it in one piece.
+std::optional<std::uint64_t> dense_start(const Box& outer, const Box& inner);
+
 /// Copies the elements of `region` (contained in both boxes) from the dense memory of `src_box` to the dense
 /// memory of `dst_box`. Longest contiguous runs are copied at once. Thread-safe for disjoint destinations.
 void copy_region(const std::byte* src, const Box& src_box, std::byte* dst, const Box& dst_box,

@@ -30,20 +30,47 @@ void yield_to_all_others() {
 #endif
 }
 
+/// Values that a source lends, given back at the end.
+class Loan {
+ public:
+  ~Loan() {
+    if (source_ != nullptr) source_->give_back(*box_);
+  }
+  Loan() = default;
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+  /// Null where the source has none to lend; `source` and `box` outlive this object.
+  const std::byte* take(const Source& source, const Box& box) {
+    const std::byte* values = source.borrow(box);
+    if (values == nullptr) return nullptr;
+    source_ = &source;
+    box_ = &box;
+    return values;
+  }
+
+ private:
+  const Source* source_ = nullptr;
+  const Box* box_ = nullptr;
+};
+
 }  // namespace
 
 /// One thread's buffers and contexts.
 class ChunkPipeline::Worker {
  public:
   explicit Worker(const ShardOptions& options)
-      : encoder_(options.codec), form_(form_of(options.codec)), keep_stored_(options.keep_stored) {
+      : encoder_(options.codec),
+        form_(form_of(options.codec)),
+        keep_stored_(options.keep_stored),
+        borrows_(options.priority == WorkerPriority::normal) {
     if (options.verify_writes) decoder_.emplace();
   }
 
   /// Fills `chunk` with one chunk of a box, kept as the source has it stored, or encoded; the memory of
   /// chunk.stored is reused.
   void make(const ChunkTask& task, EncodedChunk& chunk) {
-    const std::span<const std::byte> raw = read(*task.item, *task.box, task.part, chunk);
+    Loan loan;
+    const std::span<const std::byte> raw = read(*task.item, *task.box, task.part, chunk, loan);
     chunk.raw_bytes = static_cast<std::uint32_t>(raw.size());
     if (!chunk.kept) encode(*task.item, raw, task.index, chunk);
   }
@@ -54,15 +81,16 @@ class ChunkPipeline::Worker {
  private:
   /// The padded values of a chunk; sets its fingerprint, and all else if it is kept.
   std::span<const std::byte> read(const SaveItem& item, const BoxRecord& record, const Box& part,
-                                  EncodedChunk& chunk) {
+                                  EncodedChunk& chunk, Loan& loan) {
     const std::size_t size = size_of(item.dtype);
+    const std::size_t bytes = part.elements() * size;
     const Box full{part.offset, record.chunk};
     const bool whole = part.shape == record.chunk;
-    dense_.resize(part.elements() * size);
     if (keep_stored_ && item.source->read_stored(part, record.chunk, source_)) {
       // Its values are proved like those of all others.
       const std::byte* values = source_.raw.data();
       if (!whole) {
+        dense_.resize(bytes);
         copy_region(source_.raw.data(), full, dense_.data(), part, part, size);
         values = dense_.data();
       }
@@ -74,11 +102,16 @@ class ChunkPipeline::Worker {
       }
       return source_.raw;
     }
-    item.source->read(part, dense_.data());
-    chunk.fingerprint = fingerprint(dense_.data(), size, part, record.global_shape);
-    if (whole) return dense_;
+    const std::byte* values = borrows_ ? loan.take(*item.source, part) : nullptr;
+    if (values == nullptr) {
+      dense_.resize(bytes);
+      item.source->read(part, dense_.data());
+      values = dense_.data();
+    }
+    chunk.fingerprint = fingerprint(values, size, part, record.global_shape);
+    if (whole) return {values, bytes};
     padded_.assign(element_count(record.chunk) * size, std::byte{0});
-    copy_region(dense_.data(), part, padded_.data(), full, part, size);
+    copy_region(values, part, padded_.data(), full, part, size);
     return padded_;
   }
 
@@ -105,6 +138,8 @@ class ChunkPipeline::Worker {
   ChunkEncoder encoder_;
   ChunkForm form_;
   bool keep_stored_;
+  // Who is about to change a chunk waits while it is lent: not for a thread that gets no time.
+  bool borrows_;
   StoredChunk source_;
   std::optional<ChunkDecoder> decoder_;
   std::vector<std::byte> dense_, padded_, back_;

@@ -64,6 +64,29 @@ template <typename Bits>
   return sum_run<Bits, false>(data, first, count);
 }
 
+/// In blocks, asking for the memory of a later one before each: a loop of so much work reads too few cache
+/// lines ahead by itself, and waits for memory half of the time.
+template <typename Bits>
+[[gnu::always_inline]] inline Sums sum_blocks(const std::byte* data, std::uint64_t first,
+                                              std::uint64_t count) {
+  constexpr std::uint64_t kBlock = 1024 / sizeof(Bits);
+  constexpr std::uint64_t kAhead = 2048, kLine = 64;  // bytes
+  Sums total;
+  while (count >= kBlock) {
+    if (count * sizeof(Bits) >= kAhead + kBlock * sizeof(Bits))
+      for (std::uint64_t at = 0; at < kBlock * sizeof(Bits); at += kLine)
+        __builtin_prefetch(data + kAhead + at, 0, 3);
+    const Sums sums = sum_run<Bits>(data, first, kBlock);
+    total.h += sums.h;
+    total.g += sums.g;
+    data += kBlock * sizeof(Bits);
+    first += kBlock;
+    count -= kBlock;
+  }
+  const Sums sums = sum_run<Bits>(data, first, count);
+  return {total.h + sums.h, total.g + sums.g};
+}
+
 template <typename Bits>
 Sums sum_portable(const std::byte* data, std::uint64_t first, std::uint64_t count) {
   return sum_run<Bits>(data, first, count);
@@ -72,14 +95,14 @@ Sums sum_portable(const std::byte* data, std::uint64_t first, std::uint64_t coun
 #if SHARDWRIGHT_X86
 template <typename Bits>
 [[gnu::target("avx2")]] Sums sum_avx2(const std::byte* data, std::uint64_t first, std::uint64_t count) {
-  return sum_run<Bits>(data, first, count);
+  return sum_blocks<Bits>(data, first, count);
 }
 
 // AVX-512DQ multiplies 64-bit lanes.
 template <typename Bits>
 [[gnu::target(SHARDWRIGHT_AVX512)]] Sums sum_avx512(const std::byte* data, std::uint64_t first,
                                                     std::uint64_t count) {
-  return sum_run<Bits>(data, first, count);
+  return sum_blocks<Bits>(data, first, count);
 }
 #endif
 

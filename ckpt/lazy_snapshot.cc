@@ -71,6 +71,40 @@ class WatchedBox : public Source {
     for_each_chunk(entry_, *common, [&](const ChunkPlace& place) { keep(place.index); });
   }
 
+  /// Chunks that lie in one piece are read in place: who is about to change them waits until they are given
+  /// back.
+  const std::byte* borrow(const Box& region) const override {
+    const std::byte* lent = nullptr;
+    for_each_chunk(entry_, region, [&](const ChunkPlace& place) {
+      const std::span<const std::byte> memory = memory_of(place.index);
+      if (memory.empty() || !(part(place.index) == region)) return;
+      const std::lock_guard lock(mutex_);
+      Chunk& chunk = chunks_[place.index];
+      if (chunk.kept || chunk.read || let_go_) return;  // for read()
+      ++chunk.readers;
+      lent = memory.data();
+    });
+    return lent;
+  }
+
+  void give_back(const Box& region) const override {
+    for_each_chunk(entry_, region, [&](const ChunkPlace& place) {
+      {
+        const std::lock_guard lock(mutex_);
+        end_reading(place.index, true);
+      }
+      changed_.notify_all();
+    });
+  }
+
+  void let_go() {
+    std::unique_lock lock(mutex_);
+    let_go_ = true;
+    changed_.wait(lock, [&] {
+      return std::ranges::all_of(chunks_, [](const Chunk& chunk) { return chunk.readers == 0; });
+    });
+  }
+
  private:
   struct Chunk {
     int readers = 0;
@@ -80,14 +114,12 @@ class WatchedBox : public Source {
 
   Box part(std::uint64_t index) const { return chunk_box(entry_.box, entry_.chunk, index); }
 
-  /// Where a chunk lies, if in one piece: whole rows.
+  /// Where a chunk lies, if in one piece.
   std::span<const std::byte> memory_of(std::uint64_t index) const {
     const Box chunk = part(index);
-    for (std::size_t d = 1; d < chunk.shape.size(); ++d)
-      if (chunk.shape[d] != entry_.box.shape[d]) return {};
-    const std::uint64_t rows_before = chunk.offset.empty() ? 0 : chunk.offset[0] - entry_.box.offset[0];
-    const std::uint64_t row = chunk.shape.empty() ? 1 : chunk.elements() / chunk.shape[0];
-    return {data_ + rows_before * row * size_, chunk.elements() * size_};
+    const auto start = dense_start(entry_.box, chunk);
+    if (!start) return {};
+    return {data_ + *start * size_, chunk.elements() * size_};
   }
 
   /// Copies the part `wanted` of a chunk to its place in `region`.
@@ -104,24 +136,30 @@ class WatchedBox : public Source {
       return;
     }
     if (chunk.read) throw Error(ErrorCode::usage, "a chunk of a snapshot is read twice and may have changed");
+    if (let_go_) throw Error(ErrorCode::peer, "save: ended early because its memory was taken back");
     ++chunk.readers;
     lock.unlock();
     copy_region(data_, entry_.box, dst, region, wanted, size_);
     lock.lock();
-    --chunk.readers;
-    if (wanted == whole && !chunk.read) {
-      chunk.read = true;
-      release_pages(memory_of(index));
-    }
+    end_reading(index, wanted == whole);
     lock.unlock();
     changed_.notify_all();
+  }
+
+  /// Of one reader, with the mutex held.
+  void end_reading(std::uint64_t index, bool whole) const {
+    Chunk& chunk = chunks_[index];
+    --chunk.readers;
+    if (!whole || chunk.read) return;
+    chunk.read = true;
+    release_pages(memory_of(index));
   }
 
   void keep(std::uint64_t index) {
     std::unique_lock lock(mutex_);
     Chunk& chunk = chunks_[index];
     changed_.wait(lock, [&] { return chunk.readers == 0; });
-    if (chunk.read || chunk.kept) return;
+    if (chunk.read || chunk.kept || let_go_) return;
     const trace::Span span("copy chunk");
     const Box whole = part(index);
     const std::uint64_t bytes = whole.elements() * size_;
@@ -136,9 +174,10 @@ class WatchedBox : public Source {
   const std::size_t size_;
   BoxEntry entry_;
   KeptBytes& kept_bytes_;
-  mutable std::mutex mutex_;  // guards chunks_
+  mutable std::mutex mutex_;  // guards what follows
   mutable std::condition_variable changed_;
   mutable std::vector<Chunk> chunks_;
+  bool let_go_ = false;
 };
 
 class LazySnapshot : public Snapshot {
@@ -159,7 +198,7 @@ class LazySnapshot : public Snapshot {
       watched_.emplace(std::pair(item.tensor, item.kind), watched);
       item.source = std::move(watched);
     }
-    copies_ = copy_snapshot(to_copy);
+    copies_ = copy_snapshot(to_copy, 1, buffer_);
     for (std::size_t i = 0; i < elsewhere.size(); ++i)
       items_[elsewhere[i]].source = copies_->items()[i].source;
   }
@@ -169,6 +208,9 @@ class LazySnapshot : public Snapshot {
     const auto [first, last] = watched_.equal_range(std::pair(tensor, kind));
     for (auto at = first; at != last; ++at) at->second->before_write(box);
   }
+  void let_go() override {
+    for (const auto& [state, watched] : watched_) watched->let_go();
+  }
   std::uint64_t host_bytes() const override { return copies_->host_bytes() + kept_bytes_.most(); }
   std::uint64_t copied_bytes() const override { return copies_->copied_bytes() + kept_bytes_.all(); }
 
@@ -176,6 +218,7 @@ class LazySnapshot : public Snapshot {
   KeptBytes kept_bytes_;
   std::vector<SaveItem> items_;
   std::multimap<std::pair<std::string, std::string>, std::shared_ptr<WatchedBox>> watched_;
+  CopyBuffer buffer_;
   std::unique_ptr<Snapshot> copies_;  // of what is not host memory
 };
 

@@ -61,6 +61,22 @@ std::vector<std::string> Run::go_on_from(std::optional<std::uint64_t> step) {
 struct RunWriter::State {
   State(Env& e, SaverOptions o) : env(e), options(std::move(o)), saver(env, options) {}
 
+  void begin(std::uint64_t new_step, const std::vector<SaveItem>& items, Description description, bool lent) {
+    if (new_step > kMaxStep)
+      throw Error(ErrorCode::usage, fmt::format("step {}: a step has at most ten digits", new_step));
+    if (started)
+      throw Error(ErrorCode::busy, final_dir() + ": this save was not waited for yet; wait before the next");
+    for (std::string* document :
+         {&description.training, &description.model, &description.config, &description.layout})
+      if (document->empty()) *document = "{}";
+    start = Clock::now();
+    deadline = start + std::chrono::duration_cast<Clock::duration>(Seconds(options.save_deadline_s));
+    saver.start({new_step, saves + 1, items, std::move(description), {}, lent});
+    step = new_step;
+    ++saves;
+    started = true;
+  }
+
   std::string attempt() const { return fmt::format("{}-{}", options.generation, saves); }
   std::string final_dir() const { return options.checkpoints_dir + "/" + step_dir_name(step); }
   std::string attempt_dir() const { return final_dir() + ".tmp-" + attempt(); }
@@ -84,7 +100,12 @@ struct RunWriter::State {
     } catch (const Error& e) {
       if (e.code() != ErrorCode::deadline) throw;
       saver.cancel(late());
-      saver.wait(kCancelSeconds);
+      try {
+        saver.wait(kCancelSeconds);
+      } catch (...) {
+        saver.let_go();
+        throw;
+      }
     }
     return saver.take_outcomes().back();
   }
@@ -196,20 +217,15 @@ RunWriter::RunWriter(RunWriter&&) noexcept = default;
 RunWriter::~RunWriter() = default;
 
 void RunWriter::start(std::uint64_t step, const std::vector<SaveItem>& items, Description description) {
-  State& s = *state_;
-  if (step > kMaxStep)
-    throw Error(ErrorCode::usage, fmt::format("step {}: a step has at most ten digits", step));
-  if (s.started)
-    throw Error(ErrorCode::busy, s.final_dir() + ": this save was not waited for yet; wait before the next");
-  for (std::string* document :
-       {&description.training, &description.model, &description.config, &description.layout})
-    if (document->empty()) *document = "{}";
-  s.start = Clock::now();
-  s.deadline = s.start + std::chrono::duration_cast<Clock::duration>(Seconds(s.options.save_deadline_s));
-  s.saver.start({step, s.saves + 1, items, std::move(description)});
-  s.step = step;
-  ++s.saves;
-  s.started = true;
+  state_->begin(step, items, std::move(description), false);
+}
+
+void RunWriter::start_lent(std::uint64_t step, const std::vector<SaveItem>& items, Description description) {
+  state_->begin(step, items, std::move(description), true);
+}
+
+void RunWriter::before_write(const std::string& tensor, const std::string& kind, const Box& box) {
+  state_->saver.before_write(tensor, kind, box);
 }
 
 std::string RunWriter::wait() {
@@ -229,7 +245,7 @@ std::string RunWriter::wait() {
 }
 
 std::string RunWriter::save(std::uint64_t step, const std::vector<SaveItem>& items, Description description) {
-  start(step, items, std::move(description));
+  start_lent(step, items, std::move(description));
   return wait();
 }
 

@@ -77,6 +77,11 @@ class RunWriter {
   /// wait() for the save before; Error(usage) for a step of more than ten digits. What is wrong with an item
   /// or a document is told by every rank's wait().
   void start(std::uint64_t step, const std::vector<SaveItem>& items, Description description = {});
+  /// The same without a copy: the items' memory is read until wait() has returned or thrown, and stays as it
+  /// is for as long, but for what before_write() was called for.
+  void start_lent(std::uint64_t step, const std::vector<SaveItem>& items, Description description = {});
+  /// `box` of (tensor, kind) may change once it has returned: what of it was not yet saved is copied first.
+  void before_write(const std::string& tensor, const std::string& kind, const Box& box);
 
   /// Returns the path once the checkpoint is committed, or throws why it is not: this rank's own Error;
   /// Error(peer) if another rank failed (rank 0 names it); Error(deadline) if it was not committed in time
@@ -84,7 +89,7 @@ class RunWriter {
   /// save is over here then, and another may be started. Error(usage) if none was.
   std::string wait();
 
-  /// start(), then wait().
+  /// start_lent(), then wait().
   std::string save(std::uint64_t step, const std::vector<SaveItem>& items, Description description = {});
 
  private:

@@ -297,6 +297,7 @@ struct Saver::State {
   const SaverOptions options;
   std::vector<std::pair<std::uint64_t, std::string>> abandoned;  // steps and attempts, of the saving thread
   SaveSignals signals;
+  CopyBuffer copies;  // of the running save
 
   mutable std::mutex mutex;  // guards what follows
   std::condition_variable changed;
@@ -351,7 +352,8 @@ void Saver::start(SaveRequest request) {
     std::vector<SaveItem> all = std::move(request.items);
     all.insert(all.end(), request.replicas.begin(), request.replicas.end());
     plan_shard(all);  // nothing is read by way of an item that cannot be written
-    job.snapshot = s.options.lazy ? lazy_snapshot(all) : copy_snapshot(all);
+    job.snapshot = s.options.lazy || request.lazy ? lazy_snapshot(all)
+                                                  : copy_snapshot(all, s.options.shard.threads, s.copies);
   } catch (const std::exception& e) {
     failed_by(job.outcome, e);
   }
@@ -367,6 +369,15 @@ void Saver::start(SaveRequest request) {
   s.snapshot = job.snapshot;
   s.pending = std::move(job);
   s.changed.notify_all();
+}
+
+void Saver::let_go() {
+  std::shared_ptr<Snapshot> snapshot;
+  {
+    const std::lock_guard lock(state_->mutex);
+    snapshot = state_->snapshot;
+  }
+  if (snapshot) snapshot->let_go();
 }
 
 void Saver::skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason) {

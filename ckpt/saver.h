@@ -32,7 +32,8 @@ struct SaverOptions {
   /// it fails. See given_up().
   bool gives_up_alone = false;
   /// The items' host memory is read while it is written, and copied only where before_write() comes earlier;
-  /// all that changes it must call that. Otherwise start() copies it.
+  /// all that changes it must call that. Otherwise start() copies it, with as many threads as the shard has
+  /// workers, into memory that stays from save to save.
   bool lazy = false;
 };
 
@@ -45,6 +46,8 @@ struct SaveRequest {
   /// state, all copies of a box. They must have the same values, else nothing is committed. Read as `items`
   /// are, with before_write() as for these.
   std::vector<SaveItem> replicas = {};
+  /// As with SaverOptions::lazy, for this save.
+  bool lazy = false;
 };
 
 enum class SaveResult { committed, failed, skipped };
@@ -96,6 +99,9 @@ class Saver {
   /// save.begin. The previous save must have ended: wait() or skip first. Does not throw for a save that
   /// fails: see take_outcomes().
   void start(SaveRequest request);
+  /// Nothing is read from the items' memory any more once it has returned; a save that had not read all of it
+  /// fails. For who cannot wait for its end.
+  void let_go();
   /// Records a due save that was not made.
   void skip(std::uint64_t step, std::uint64_t save_number, const std::string& reason);
   /// True while a save is in work here.

@@ -32,6 +32,10 @@ class Source {
   virtual bool read_stored(const Box& /*region*/, const Dims& /*chunk*/, StoredChunk& /*out*/) const {
     return false;
   }
+  /// Where `region` lies densely, for a reader that holds it until give_back(region): nobody changes it so
+  /// long. Null where it does not lie so. It counts as read from then on. Thread-safe.
+  virtual const std::byte* borrow(const Box& /*region*/) const { return nullptr; }
+  virtual void give_back(const Box& /*region*/) const {}
   /// The host memory read from, so that a snapshot can watch it; empty for anything else.
   virtual std::span<const std::byte> host_range() const { return {}; }
 };
@@ -43,6 +47,10 @@ class HostSource : public Source {
       : data_(static_cast<const std::byte*>(data)), box_(box), element_size_(element_size) {}
   void read(const Box& region, std::byte* dst) const override {
     copy_region(data_, box_, dst, region, region, element_size_);
+  }
+  const std::byte* borrow(const Box& region) const override {
+    const auto first = dense_start(box_, region);
+    return first ? data_ + *first * element_size_ : nullptr;
   }
   std::span<const std::byte> host_range() const override { return {data_, box_.elements() * element_size_}; }
 

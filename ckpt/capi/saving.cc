@@ -30,11 +30,18 @@ struct shardwright_writer {
   std::unique_ptr<ckpt::RunWriter> open() const {
     return std::make_unique<ckpt::RunWriter>(directory, generation, options);
   }
+  /// A save of what was added.
+  void begun() {
+    started = used = true;
+    items.clear();
+    description = {};
+  }
   std::string directory;
   uint64_t generation;
   ckpt::RunWriterOptions options;
   std::unique_ptr<ckpt::RunWriter> writer;
   std::vector<ckpt::SaveItem> items;  // of the next save
+  std::vector<ckpt::SaveItem> lent;   // of the running one
   ckpt::Description description;
   bool started = false;
   bool used = false;  // a save was started
@@ -153,9 +160,26 @@ int shardwright_writer_start(shardwright_writer* writer, uint64_t step) {
   return guarded([&] {
     need(writer, "writer");
     writer->writer->start(step, writer->items, writer->description);
-    writer->started = writer->used = true;
-    writer->items.clear();
-    writer->description = {};
+    writer->begun();
+  });
+}
+
+int shardwright_writer_start_lent(shardwright_writer* writer, uint64_t step) {
+  return guarded([&] {
+    need(writer, "writer");
+    writer->writer->start_lent(step, writer->items, writer->description);
+    writer->lent = writer->items;
+    writer->begun();
+  });
+}
+
+int shardwright_writer_before_write(shardwright_writer* writer, const char* name, const char* kind) {
+  return guarded([&] {
+    need(writer, "writer");
+    need(name, "name");
+    need(kind, "kind");
+    for (const ckpt::SaveItem& item : writer->lent)
+      if (item.tensor == name && item.kind == kind) writer->writer->before_write(name, kind, item.box);
   });
 }
 
@@ -163,6 +187,7 @@ int shardwright_writer_wait(shardwright_writer* writer, const char** path) {
   return guarded([&] {
     need(writer, "writer");
     writer->started = false;
+    const std::vector<ckpt::SaveItem> over = std::exchange(writer->lent, {});
     writer->path = writer->writer->wait();
     if (path != nullptr) *path = writer->path.c_str();
   });

@@ -36,7 +36,7 @@ extern "C" {
 
 /* ---- Versions ---- */
 
-#define SHARDWRIGHT_API_VERSION 2
+#define SHARDWRIGHT_API_VERSION 3
 
 /* Of the library that is loaded: its SHARDWRIGHT_API_VERSION, the release ("0.1.0"), the newest checkpoint
  * format it reads. */
@@ -179,8 +179,8 @@ SHARDWRIGHT_API int shardwright_writer_open(const char* directory, uint64_t gene
                                             uint32_t writers, double deadline_s, uint32_t keep, int threads,
                                             shardwright_writer** writer);
 /* How hard to compress, before the writer's first save: "fast" (what it does otherwise), "small", "none",
- * "deflate" (which every HDF5 reads without a plugin), or "auto", which leaves the choice to this library. Readers
- * of this library need not know. Since version 2. */
+ * "deflate" (which every HDF5 reads without a plugin), or "auto", which leaves the choice to this library.
+ * Readers of this library need not know. Since version 2. */
 SHARDWRIGHT_API int shardwright_writer_codec(shardwright_writer* writer, const char* codec);
 /* SHARDWRIGHT_USAGE if a save was started and not waited for; it is given up. The writer is gone in any case.
  */
@@ -188,7 +188,8 @@ SHARDWRIGHT_API int shardwright_writer_close(shardwright_writer* writer);
 
 /* Adds a box to the next save: `shape` elements from `offset` on of a tensor of `ndim` dimensions and
  * `global_shape`. The boxes of all processes must cover a tensor exactly once. `bytes` must be exactly what
- * the box has; `data` must stay as it is until the save has started. For a scalar (ndim 0) the three arrays
+ * the box has; `data` must stay as it is until the save has started, or, where it is
+ * lent, has been waited for. For a scalar (ndim 0) the three arrays
  * may be NULL. Names have 1 to 1024 bytes of UTF-8 without '/', '@' and control
  * characters. */
 SHARDWRIGHT_API int shardwright_writer_add(shardwright_writer* writer, const char* name, const char* kind,
@@ -201,6 +202,14 @@ SHARDWRIGHT_API int shardwright_writer_document(shardwright_writer* writer, int 
 /* Copies what was added and returns; memory may change, and boxes of the next save be added, from then on.
  * SHARDWRIGHT_BUSY before the wait for the save before. */
 SHARDWRIGHT_API int shardwright_writer_start(shardwright_writer* writer, uint64_t step);
+/* The same without a copy: the memory of what was added is lent. It is read until the wait for this save has
+ * returned, whatever it returns, and must stay as it is for as long. A save that blocks is best made of this
+ * and the wait. Since version 3. */
+SHARDWRIGHT_API int shardwright_writer_start_lent(shardwright_writer* writer, uint64_t step);
+/* For a program that goes on meanwhile: the lent boxes of (name, kind) may change once this has returned.
+ * What of them was not yet read is copied first. Nothing is done where none are lent. Since version 3. */
+SHARDWRIGHT_API int shardwright_writer_before_write(shardwright_writer* writer, const char* name,
+                                                    const char* kind);
 /* Returns once the checkpoint is committed, or with the reason why it is not: this process' own error,
  * SHARDWRIGHT_PEER if another failed (rank 0 names it), SHARDWRIGHT_DEADLINE without news in time. The save
  * is over then. path (may be NULL): the checkpoint, until the next call with this writer. */

@@ -24,7 +24,7 @@ def save(directory, generation, rank, processes, array):
     call("writer_open", directory, generation, rank, processes, c.c_double(60), 0, 1, c.byref(writer))
     box = 2, u64(*array.shape), u64(first, 0), u64(*rows.shape)
     call("writer_add", writer, b"table", b"array", F64, *box, *memory(rows))
-    call("writer_start", writer, c.c_uint64(1))
+    call("writer_start_lent", writer, c.c_uint64(1))
     call("writer_wait", writer, None)
     call("writer_close", writer)
 

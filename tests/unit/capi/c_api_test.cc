@@ -279,6 +279,64 @@ TEST_F(CApiTest, CodecIsChosenBeforeTheFirstSave) {
   EXPECT_EQ(shardwright_writer_close(w), SHARDWRIGHT_OK);
 }
 
+// Odd sizes: several chunks, the last of them padded, and one in a corner of a wider tensor.
+TEST_F(CApiTest, LentMemoryIsSavedAsItWas) {
+  constexpr uint64_t kRows = 1031, kColumns = 777;
+  const std::array<uint64_t, 2> shape{kRows, kColumns}, zero{0, 0};
+  std::vector<float> values(kRows * kColumns), expected;
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 65521);
+  shardwright_writer* w = writer(0, 1);
+  EXPECT_EQ(shardwright_writer_before_write(w, "values", "state"), SHARDWRIGHT_OK) << "none is lent";
+  for (uint64_t step = 1; step <= 20; ++step) {
+    values[step] = -1.f;
+    expected = values;
+    for (const char* kind : {"state", "other"})
+      ASSERT_EQ(shardwright_writer_add(w, "values", kind, SHARDWRIGHT_F32, 2, shape.data(), zero.data(),
+                                       shape.data(), values.data(), 4 * values.size()),
+                SHARDWRIGHT_OK);
+    ASSERT_EQ(shardwright_writer_start_lent(w, step), SHARDWRIGHT_OK) << shardwright_error_message();
+    EXPECT_EQ(shardwright_writer_start_lent(w, step + 1), SHARDWRIGHT_BUSY);
+    EXPECT_EQ(shardwright_writer_before_write(w, "none", "state"), SHARDWRIGHT_OK);
+    if (step % 2 == 0) {
+      for (const char* kind : {"state", "other"})
+        ASSERT_EQ(shardwright_writer_before_write(w, "values", kind), SHARDWRIGHT_OK);
+      for (float& value : values) value += 3;
+    }
+    ASSERT_EQ(shardwright_writer_wait(w, nullptr), SHARDWRIGHT_OK) << shardwright_error_message();
+    shardwright_checkpoint* c = nullptr;
+    ASSERT_EQ(shardwright_checkpoint_open(directory_.c_str(), &c), SHARDWRIGHT_OK);
+    for (uint64_t index = 0; index < 2; ++index) {
+      std::vector<float> loaded(values.size());
+      ASSERT_EQ(shardwright_checkpoint_read(c, index, nullptr, nullptr, loaded.data(), 4 * loaded.size(), 2),
+                SHARDWRIGHT_OK);
+      EXPECT_EQ(std::memcmp(loaded.data(), expected.data(), 4 * loaded.size()), 0) << step;
+    }
+    shardwright_checkpoint_close(c);
+  }
+  EXPECT_EQ(shardwright_writer_start_lent(nullptr, 1), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_before_write(nullptr, "values", "state"), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_before_write(w, nullptr, "state"), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_before_write(w, "values", nullptr), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_start_lent(w, 10'000'000'000), SHARDWRIGHT_USAGE);
+  EXPECT_EQ(shardwright_writer_close(w), SHARDWRIGHT_OK);
+}
+
+TEST_F(CApiTest, LentAndCopiedMakeEqualFiles) {
+  std::vector<std::string> files;
+  for (const auto start : {shardwright_writer_start, shardwright_writer_start_lent}) {
+    shardwright_writer* w = writer(0, 1);
+    add(w, 0, 1);
+    ASSERT_EQ(start(w, files.size()), SHARDWRIGHT_OK);
+    const char* path = nullptr;
+    ASSERT_EQ(shardwright_writer_wait(w, &path), SHARDWRIGHT_OK) << shardwright_error_message();
+    std::ifstream file(std::string(path) + "/rank-00000.h5", std::ios::binary);
+    files.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    EXPECT_EQ(shardwright_writer_close(w), SHARDWRIGHT_OK);
+  }
+  EXPECT_GT(files[0].size(), 120u);
+  EXPECT_EQ(files[0], files[1]);
+}
+
 TEST_F(CApiTest, DamageIsToldWithItsFile) {
   shardwright_checkpoint_close(saved());
   const std::string shard = directory_ + "/checkpoints/step-0000000007/rank-00001.h5";

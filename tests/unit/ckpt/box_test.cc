@@ -79,5 +79,18 @@ TEST(Box, CopyRegionOfScalar) {
   EXPECT_EQ(copy, 2.5);
 }
 
+TEST(Box, DenseStart) {
+  const Box outer{{2, 10, 0}, {4, 3, 5}};
+  EXPECT_EQ(dense_start(outer, outer), 0u);
+  EXPECT_EQ(dense_start(outer, {{3, 10, 0}, {2, 3, 5}}), 15u);
+  EXPECT_EQ(dense_start(outer, {{3, 11, 0}, {1, 2, 5}}), 20u);
+  EXPECT_EQ(dense_start(outer, {{3, 12, 2}, {1, 1, 3}}), 27u);
+  EXPECT_EQ(dense_start(outer, {{3, 12, 2}, {1, 1, 1}}), 27u);
+  EXPECT_EQ(dense_start(outer, {{3, 11, 0}, {2, 2, 5}}), std::nullopt);
+  EXPECT_EQ(dense_start(outer, {{2, 10, 1}, {4, 3, 4}}), std::nullopt);
+  EXPECT_EQ(dense_start(outer, {{2, 10, 1}, {1, 2, 4}}), std::nullopt);
+  EXPECT_EQ(dense_start({}, {}), 0u) << "a scalar";
+}
+
 }  // namespace
 }  // namespace shardwright::ckpt

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <numeric>
 #include <random>
 #include <thread>
 #include <vector>
@@ -80,6 +82,106 @@ TEST(LazySnapshot, AChunkIsReadOnce) {
   EXPECT_THROW(read_chunk(snapshot->items()[0], plan.boxes[0], 0), Error);
 }
 
+TEST(LazySnapshot, WhatIsLentDoesNotChange) {
+  State a("a", {5, 3}, Box::whole({5, 3}), {2, 3}, 1);
+  const std::vector<SaveItem> items{a.item()};
+  const auto snapshot = lazy_snapshot(items);
+  const BoxRecord record = plan_shard(items).boxes[0];
+  const Source& source = *snapshot->items()[0].source;
+  const Box second = chunk_box(record.box, record.chunk, 1);
+  const std::byte* lent = source.borrow(second);
+  ASSERT_EQ(lent, reinterpret_cast<const std::byte*>(&a.values[6]));
+  EXPECT_EQ(source.borrow({{2, 0}, {1, 3}}), nullptr) << "part of a chunk";
+  std::atomic<bool> changed = false;
+  std::jthread optimizer([&] {
+    snapshot->before_write("a", "param", a.box);
+    a.values.assign(a.values.size(), 2);
+    changed = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(changed);
+  EXPECT_EQ(a.values[6], 1.0F);
+  source.give_back(second);
+  optimizer.join();
+  EXPECT_EQ(snapshot->copied_bytes(), 3u * 3 * 4) << "all but the second chunk";
+  EXPECT_EQ(source.borrow(chunk_box(record.box, record.chunk, 0)), nullptr) << "it lies in a copy";
+  EXPECT_THAT(read_chunk(snapshot->items()[0], record, 0), Each(1.0F));
+  EXPECT_THROW(read_chunk(snapshot->items()[0], record, 1), Error) << "read already";
+}
+
+TEST(LazySnapshot, OnlyWhatLiesInOnePieceIsLent) {
+  const State a("a", {4, 6}, Box::whole({4, 6}), {3, 3}, 1);
+  const std::vector<SaveItem> items{a.item()};
+  const auto snapshot = lazy_snapshot(items);
+  const BoxRecord record = plan_shard(items).boxes[0];
+  const Source& source = *snapshot->items()[0].source;
+  EXPECT_EQ(source.borrow(chunk_box(record.box, record.chunk, 1)), nullptr);
+  const Box last = chunk_box(record.box, record.chunk, 3);  // one row
+  EXPECT_EQ(source.borrow(last), reinterpret_cast<const std::byte*>(&a.values[21]));
+  source.give_back(last);
+}
+
+TEST(LazySnapshot, NothingIsReadOnceItIsLetGo) {
+  State a("a", {7}, Box::whole({7}), {2}, 1);
+  const std::vector<SaveItem> items{a.item()};
+  const auto snapshot = lazy_snapshot(items);
+  const BoxRecord record = plan_shard(items).boxes[0];
+  const Source& source = *snapshot->items()[0].source;
+  EXPECT_THAT(read_chunk(snapshot->items()[0], record, 0), Each(1.0F));
+  const Box second = chunk_box(record.box, record.chunk, 1);
+  ASSERT_NE(source.borrow(second), nullptr);
+  std::atomic<bool> free = false;
+  std::jthread owner([&] {
+    snapshot->let_go();
+    free = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(free) << "a chunk is lent";
+  source.give_back(second);
+  owner.join();
+  EXPECT_EQ(source.borrow(chunk_box(record.box, record.chunk, 2)), nullptr);
+  try {
+    read_chunk(snapshot->items()[0], record, 2);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::peer);
+  }
+  snapshot->before_write("a", "param", a.box);
+  EXPECT_EQ(snapshot->copied_bytes(), 0u);
+}
+
+TEST(CopySnapshot, ThreadsCopyIntoMemoryThatStays) {
+  CopyBuffer buffer;
+  const std::byte* first = nullptr;
+  for (const float value : {1.0F, 2.0F}) {
+    State a("a", {3, 700'001}, Box::whole({3, 700'001}), {}, value);
+    State b("b", {9, 40'003}, {{2, 1}, {7, 40'001}}, {}, value + 10);
+    State scalar("scalar", {}, Box::whole({}), {}, value + 20);
+    State one("one", {1, 1, 5}, Box::whole({1, 1, 5}), {}, value + 30);
+    const State nothing("nothing", {0, 3}, Box::whole({0, 3}), {}, value);
+    const std::vector<SaveItem> items{a.item(), b.item(), nothing.item(), scalar.item(), one.item()};
+    const auto snapshot = copy_snapshot(items, 3, buffer);
+    std::vector<std::vector<float>> expected;
+    for (State* s : {&a, &b, &scalar, &one}) {
+      std::iota(s->values.begin(), s->values.end(), s->values[0]);
+      expected.push_back(s->values);
+    }
+    const auto again = copy_snapshot(items, 3, buffer);  // numbered, so that a piece out of place is seen
+    for (State* s : {&a, &b, &scalar, &one}) s->values.assign(s->values.size(), -1);
+    std::size_t at = 0;
+    for (const std::size_t i : {0u, 1u, 3u, 4u}) {
+      const SaveItem& item = again->items()[i];
+      std::vector<float> values(item.box.elements());
+      item.source->read(item.box, reinterpret_cast<std::byte*>(values.data()));
+      EXPECT_EQ(values, expected[at++]) << item.tensor;
+    }
+    EXPECT_EQ(again->host_bytes(), buffer.bytes);
+    EXPECT_EQ(again->copied_bytes(), 4u * (3 * 700'001 + 7 * 40'001 + 1 + 5));
+    if (first == nullptr) first = buffer.memory.get();
+    EXPECT_EQ(buffer.memory.get(), first);
+  }
+}
+
 TEST(LazySnapshot, OtherMemoryIsCopiedAtOnce) {
   class Computed : public Source {
    public:
@@ -97,7 +199,8 @@ TEST(LazySnapshot, OtherMemoryIsCopiedAtOnce) {
                                     nothing.item(),
                                     scalar.item()};
   const auto snapshot = lazy_snapshot(items);
-  EXPECT_EQ(snapshot->host_bytes(), 16u);
+  EXPECT_EQ(snapshot->copied_bytes(), 16u);
+  EXPECT_EQ(snapshot->host_bytes(), 64u) << "a cache line";
   *source->value = 2;
   snapshot->before_write("computed", "param", Box::whole({2, 2}));
   const ShardPlan plan = plan_shard(items);
