@@ -153,7 +153,7 @@ ChunkPipeline::ChunkPipeline(std::span<const PlannedShard> shards, const ShardOp
   threads_.reserve(threads);
   for (std::uint64_t i = 0; i < threads; ++i) {
     try {
-      threads_.emplace_back([this] { work(); });
+      threads_.emplace_back([this, i] { work(i == 0); });
     } catch (const std::system_error&) {
       if (threads_.empty()) throw;
       break;  // the system allows no more; fewer workers give the same file
@@ -170,10 +170,10 @@ ChunkPipeline::~ChunkPipeline() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer, bool may_wait) {
+bool ChunkPipeline::claim(Place& place, std::vector<std::byte>& buffer, bool may_wait, bool replaceable) {
   std::unique_lock lock(mutex_);
   // Chunks are claimed in order, so the one that next() waits for is never behind one that waits for room.
-  while (!stopping_ && !failure_) {
+  while (!stopping_ && !failure_ && !(replaceable && replaced_)) {
     const ChunkTask* task = order_.peek();
     if (task == nullptr) return false;
     const std::uint64_t raw = element_count(task->box->chunk) * size_of(task->box->dtype);
@@ -214,10 +214,10 @@ void ChunkPipeline::finish(const Place& place, EncodedChunk&& chunk, double seco
   room_.notify_one();
 }
 
-bool ChunkPipeline::encode_one(Worker& worker, bool may_wait) {
+bool ChunkPipeline::encode_one(Worker& worker, bool may_wait, bool replaceable) {
   Place place;
   EncodedChunk chunk;
-  if (!claim(place, chunk.stored, may_wait)) return false;
+  if (!claim(place, chunk.stored, may_wait, replaceable)) return false;
   const trace::Span span("encode", "chunk", static_cast<std::int64_t>(place.number));
   const Clock::time_point start = Clock::now();
   chunk.task = place.task;
@@ -226,12 +226,12 @@ bool ChunkPipeline::encode_one(Worker& worker, bool may_wait) {
   return true;
 }
 
-void ChunkPipeline::work() {
+void ChunkPipeline::work(bool first) {
   trace::name_thread("encode");
   if (options_.priority == WorkerPriority::low) yield_to_all_others();
   try {
     Worker worker(options_);
-    while (encode_one(worker, true)) {
+    while (encode_one(worker, true, first)) {
     }
   } catch (...) {
     {
@@ -241,6 +241,17 @@ void ChunkPipeline::work() {
     ready_.notify_one();
     room_.notify_all();
   }
+}
+
+/// Makes next()'s thread a worker.
+void ChunkPipeline::help() {
+  own_worker_ = std::make_unique<Worker>(options_);
+  if (options_.priority != WorkerPriority::normal || threads_.size() < 2) return;
+  {
+    const std::lock_guard lock(mutex_);
+    replaced_ = true;
+  }
+  room_.notify_all();  // it may wait there
 }
 
 bool ChunkPipeline::in_a_hurry(const SaveSignals& signals) const {
@@ -273,8 +284,8 @@ EncodedChunk ChunkPipeline::awaited(const SaveSignals& signals) {
     }
     if (in_a_hurry(signals)) {
       lock.unlock();
-      if (!own_worker_) own_worker_ = std::make_unique<Worker>(options_);
-      const bool encoded = encode_one(*own_worker_, false);
+      if (!own_worker_) help();
+      const bool encoded = encode_one(*own_worker_, false, false);
       lock.lock();
       if (encoded) continue;
       if (!done_.empty() && done_.front()) continue;

@@ -39,7 +39,9 @@ class ChunkPipeline {
   ~ChunkPipeline();
 
   /// The next chunk in ChunkOrder's order. Rethrows a worker's error; Error(peer) once it is cancelled. In a
-  /// hurry, the calling thread encodes too where it would wait. Adds to the waits and chunks of `stats`.
+  /// hurry, the calling thread encodes too where it would wait; where there are several workers of its own
+  /// priority it takes the place of one, so that they do not take turns on the processors. Adds to the waits
+  /// and chunks of `stats`.
   EncodedChunk next(const SaveSignals& signals, ShardStats& stats);
   /// Hands a written chunk's memory back.
   void recycle(EncodedChunk&& chunk);
@@ -57,10 +59,11 @@ class ChunkPipeline {
 
   EncodedChunk awaited(const SaveSignals& signals);
 
-  void work();
+  void work(bool first);
   bool in_a_hurry(const SaveSignals& signals) const;
-  bool encode_one(Worker& worker, bool may_wait);
-  bool claim(Place& place, std::vector<std::byte>& buffer, bool may_wait);
+  void help();
+  bool encode_one(Worker& worker, bool may_wait, bool replaceable);
+  bool claim(Place& place, std::vector<std::byte>& buffer, bool may_wait, bool replaceable);
   void finish(const Place& place, EncodedChunk&& chunk, double seconds, double verify_seconds);
 
   const ShardOptions options_;
@@ -70,6 +73,7 @@ class ChunkPipeline {
   std::condition_variable ready_;  // next()'s chunk is there, or never will be
   std::condition_variable room_;   // for a worker's chunk; one leaves as one comes, so one is told
   bool stopping_ = false;
+  bool replaced_ = false;  // the first worker, by next()'s thread
   std::exception_ptr failure_;
   ChunkOrder order_;                              // from the next chunk on to be handed to a worker
   std::uint64_t claimed_ = 0;                     // chunks handed to workers

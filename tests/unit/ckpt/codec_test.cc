@@ -94,8 +94,8 @@ class OneChunk {
 };
 
 TEST(Fletcher32, EqualsWhatLibhdf5Writes) {
-  for (const std::size_t size :
-       {1, 2, 3, 4, 5, 255, 256, 511, 512, 513, 719, 720, 721, 1441, 65537, 1 << 20}) {
+  for (const std::size_t size : {1,   2,   3,   4,    5,    255,  256,  511,  512,   513,
+                                 719, 720, 721, 1441, 4095, 4096, 4097, 8191, 65537, 1 << 20}) {
     for (const int fill : {-1, 0, 0xff}) {
       Bytes data = random_bytes(size, static_cast<unsigned>(size));
       if (fill >= 0) std::fill(data.begin(), data.end(), static_cast<std::byte>(fill));
