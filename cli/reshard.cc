@@ -51,11 +51,15 @@ Json report_json(const reshard::ReshardReport& report, bool plan_only) {
                  {"recoded", report.chunks_recoded}}}};
   if (plan_only) {
     json["copies"] = report.copies;
+    json["files_read"] = report.files_read;
     json["files_written"] = report.files_written;
     json["estimated_peak_bytes"] = report.estimated_peak_bytes;
     Json ranks = Json::array();
     for (const reshard::RankShare& rank : report.ranks)
-      ranks.push_back({{"rank", ranks.size()}, {"boxes", rank.boxes}, {"bytes", rank.bytes}});
+      ranks.push_back({{"rank", ranks.size()},
+                       {"boxes", rank.boxes},
+                       {"bytes", rank.bytes},
+                       {"source_files", rank.source_files}});
     json["ranks"] = ranks;
   } else {
     json["seconds"] = json_float(report.seconds);

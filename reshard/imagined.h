@@ -1,15 +1,16 @@
-// Checkpoints that need not exist: what one of a model and a layout would consist of.
+// Plans without a checkpoint: what one of a model and a layout would consist of, and what a reshard of it
+// would do.
 #pragma once
 
-#include "ckpt/manifest.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
+#include "reshard/target_plan.h"
 
 namespace shardwright::reshard {
 
-/// The manifest of a training checkpoint of `model` in a legal `layout`, as far as it follows from them:
-/// tensors, states (fp32), boxes and files, each file as large as its values. Fingerprints have their counts
-/// only; training and config are empty, digests zero.
-ckpt::Manifest imagined_manifest(const ModelSpec& model, const Layout& layout);
+/// The counts of plan_target() for a training checkpoint of `model` in the layout `from`: weights and two
+/// moments in fp32, a file a rank. It has no `states`. Memory is for the boxes of one tensor, whatever the
+/// ranks. Both layouts must be legal: Error(usage) else.
+TargetPlan plan_imagined(const ModelSpec& model, const Layout& from, const Layout& to, bool weights_only);
 
 }  // namespace shardwright::reshard

@@ -153,6 +153,13 @@ Box written_part(const Box& piece, const Held& held, std::uint32_t tensor, std::
   return piece_box(piece, held.tile[0], held.copies, number, held.writer);
 }
 
+// Extents of a stored chunk of a box that is not empty.
+Dims chunk_extents(const Box& box, const Dims& tile) {
+  Dims chunk = tile;
+  for (std::size_t d = 0; d < chunk.size(); ++d) chunk[d] = std::min(chunk[d], box.shape[d]);
+  return chunk;
+}
+
 }  // namespace
 
 Dims tile(const Dims& global_shape) {
@@ -210,11 +217,32 @@ std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int 
     p.stage_copies = static_cast<std::uint32_t>(stages);
     p.copies = static_cast<std::uint32_t>(held.copies);
     p.writes = written_part(p.piece, held, i, dp);
-    if (p.writes.empty()) continue;
-    p.chunk = held.tile;
-    for (std::size_t d = 0; d < p.chunk.size(); ++d) p.chunk[d] = std::min(p.chunk[d], p.writes.shape[d]);
+    if (!p.writes.empty()) p.chunk = chunk_extents(p.writes, held.tile);
   }
   return placed;
+}
+
+std::vector<Written> written(const ModelSpec& model, const Layout& layout, std::uint32_t tensor) {
+  const TensorSpec& spec = model.tensors[tensor];
+  const auto tp = static_cast<std::uint64_t>(layout.tp);
+  const auto dp = static_cast<std::uint64_t>(layout.dp);
+  const std::vector<int> stages = pipeline_holders(spec, pipeline_ranks(model, layout));
+  std::vector<Written> all;
+  Coordinates at;
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    at.pp = stages[stage];
+    for (at.tp = 0; at.tp < layout.tp; ++at.tp) {
+      const TpShare share = tp_share(spec.tp, tp, static_cast<std::uint64_t>(at.tp));
+      const Held held = held_box(spec, share, stages.size(), stage);
+      for (at.dp = 0; at.dp < layout.dp; ++at.dp) {
+        const Box piece = piece_box(held.box, held.tile[0], dp, tensor, static_cast<std::uint64_t>(at.dp));
+        if (piece.empty()) continue;
+        const Box box = written_part(piece, held, tensor, dp);
+        if (!box.empty()) all.push_back({rank_at(layout, at), box, chunk_extents(box, held.tile)});
+      }
+    }
+  }
+  return all;
 }
 
 std::vector<RankSizes> rank_sizes(const ModelSpec& model, const Layout& layout) {

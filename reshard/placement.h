@@ -43,6 +43,17 @@ struct Placed {
 /// ranks; legal layouts only (checked with assertions). Every tensor has at least one dimension.
 std::vector<Placed> placement(const ModelSpec& model, const Layout& layout, int rank);
 
+/// A box that a rank writes.
+struct Written {
+  int rank = 0;
+  ckpt::Box box;
+  ckpt::Dims chunk;  // extents of a stored chunk of it
+};
+
+/// What placement() has all ranks write of one tensor: disjoint, together the tensor, none empty; for plans
+/// that go through the tensors, not the ranks. Pure, thread-safe; legal layouts only.
+std::vector<Written> written(const ModelSpec& model, const Layout& layout, std::uint32_t tensor);
+
 /// Elements of a rank's boxes, summed over its tensors.
 struct RankSizes {
   std::uint64_t holds = 0;

@@ -55,9 +55,9 @@ void check_options(const ReshardOptions& options) {
 }
 
 // What follows from the plan alone.
-ReshardReport planned(const ckpt::Manifest& source, const TargetPlan& plan, const ReshardOptions& options) {
+ReshardReport planned(const std::string& from, const TargetPlan& plan, const ReshardOptions& options) {
   ReshardReport report;
-  report.from_layout_json = source.description.layout;
+  report.from_layout_json = from;
   report.to_layout_json = to_json(plan.layout, plan.model);
   report.tensors = plan.tensors;
   report.copies = plan.copies;
@@ -67,8 +67,7 @@ ReshardReport planned(const ckpt::Manifest& source, const TargetPlan& plan, cons
 
 // Without the shards' chunk tables the stored sizes of chunks are not known; the files' share of what is kept
 // stands for them.
-void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, const ReshardOptions& options,
-                    ReshardReport& report) {
+std::uint64_t estimated_bytes(const ckpt::Manifest& source, const TargetPlan& plan) {
   std::uint64_t stored = 0;
   for (const ckpt::FileRecord& file : source.files) stored += file.bytes;
   double all_raw = 0;
@@ -76,12 +75,19 @@ void estimate_bytes(const ckpt::Manifest& source, const TargetPlan& plan, const 
     all_raw += static_cast<double>(state.fingerprint.count) * static_cast<double>(ckpt::size_of(state.dtype));
   }
   const double share = all_raw > 0 ? static_cast<double>(plan.raw_bytes) / all_raw : 0;
-  report.needed_bytes = static_cast<std::uint64_t>(static_cast<double>(stored) * share);
-  report.read_bytes = report.needed_bytes;
-  report.written_bytes = report.needed_bytes;
+  return static_cast<std::uint64_t>(static_cast<double>(stored) * share);
+}
+
+// What a plan says and a reshard counts.
+void estimate(const TargetPlan& plan, std::uint64_t bytes, const ReshardOptions& options,
+              ReshardReport& report) {
+  report.needed_bytes = bytes;
+  report.read_bytes = bytes;
+  report.written_bytes = bytes;
   report.chunks_read = plan.source_chunks;
   report.chunks_passed_through = options.codec ? 0 : plan.kept_chunks;
   report.chunks_recoded = plan.target_chunks - report.chunks_passed_through;
+  report.files_read = plan.files_read;
   report.files_written = plan.files;
   report.ranks = plan.ranks;
 }
@@ -97,13 +103,13 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
   const TargetPlan plan =
       plan_target(source->manifest(), options.layout, options.weights_only, options.source);
 
-  ReshardReport report = planned(source->manifest(), plan, options);
+  ReshardReport report = planned(source->manifest().description.layout, plan, options);
   report.source = source->path();
   report.target = target;
   report.step = source->commit().step;
   report.warnings = batch_warnings(source->manifest().description.config, plan);
   if (options.plan_only) {
-    estimate_bytes(source->manifest(), plan, options, report);
+    estimate(plan, estimated_bytes(source->manifest(), plan), options, report);
   } else {
     Executor(env, options, source, plan, target).run(report);
   }
@@ -115,11 +121,9 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
 ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const ReshardOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   check_options(options);
-  check_layout(from, model);
-  const ckpt::Manifest source = imagined_manifest(model, from);
-  const TargetPlan plan = plan_target(source, options.layout, options.weights_only);
-  ReshardReport report = planned(source, plan, options);
-  estimate_bytes(source, plan, options, report);
+  const TargetPlan plan = plan_imagined(model, from, options.layout, options.weights_only);
+  ReshardReport report = planned(to_json(from, model), plan, options);
+  estimate(plan, plan.raw_bytes, options, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_rss_bytes = peak_rss_bytes();
   return report;

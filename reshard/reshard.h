@@ -38,7 +38,8 @@ struct ReshardOptions {
 /// What a target rank writes.
 struct RankShare {
   std::uint64_t boxes = 0;
-  std::uint64_t bytes = 0;  // of values, before compression
+  std::uint64_t bytes = 0;         // of values, before compression
+  std::uint64_t source_files = 0;  // that it reads
 };
 
 /// The contract's fields of `reshard --json`.
@@ -57,6 +58,7 @@ struct ReshardReport {
   std::uint64_t chunks_recoded = 0;
   std::uint64_t shards_kept = 0;  // of the target, finished by an interrupted try and not made again
   std::uint64_t copies = 0;
+  std::uint64_t files_read = 0;  // of a plan: files of the source with anything that is needed
   std::uint64_t files_written = 0;
   std::uint64_t estimated_peak_bytes = 0;
   double seconds = 0;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -9,7 +10,7 @@
 #include "ckpt/error.h"
 #include "ckpt/shard.h"
 #include "reshard/placement.h"
-#include "reshard/plan.h"
+#include "reshard/plan_counts.h"
 
 namespace shardwright::reshard {
 namespace {
@@ -20,10 +21,33 @@ ckpt::Dims chunk_of(const Placed& placed, ckpt::DType dtype) {
   return ckpt::size_of(dtype) <= 4 ? placed.chunk : ckpt::Dims{};
 }
 
-// What the shard writer makes of that for a box with elements.
-ckpt::Dims stored_extents(const ckpt::Box& box, const ckpt::Dims& chunk, ckpt::DType dtype) {
-  return ckpt::size_of(dtype) <= 4 ? chunk : ckpt::default_chunk(box.shape, ckpt::size_of(dtype));
-}
+// The boxes of each of the source's states: numbers of its boxes, by state.
+class BoxesByState {
+ public:
+  explicit BoxesByState(const ckpt::Manifest& source)
+      : source_(source), first_(source.states.size() + 1), boxes_(source.boxes.size()) {
+    for (const ckpt::BoxEntry& box : source.boxes) ++first_[box.state + 1];
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+    std::vector<std::size_t> next(first_.begin(), first_.end() - 1);
+    for (std::uint32_t i = 0; i < boxes_.size(); ++i) boxes_[next[source.boxes[i].state]++] = i;
+  }
+  Pieces of(std::uint32_t state, std::uint64_t& chunks) const {
+    Pieces pieces;
+    for (std::size_t i = first_[state]; i < first_[state + 1]; ++i) {
+      const ckpt::BoxEntry& box = source_.boxes[boxes_[i]];
+      pieces.boxes.push_back(box.box);
+      pieces.chunks.push_back(box.chunk);
+      pieces.owners.push_back(box.file);
+      chunks += box.chunks;
+    }
+    return pieces;
+  }
+
+ private:
+  const ckpt::Manifest& source_;
+  std::vector<std::size_t> first_;
+  std::vector<std::uint32_t> boxes_;
+};
 
 }  // namespace
 
@@ -42,50 +66,32 @@ TargetPlan plan_target(const ckpt::Manifest& source, const Layout& layout, bool 
     if (weights_only && source.states[s].kind != kParam) continue;
     states_of[row_of.at(source.tensors[source.states[s].tensor].name)].push_back(s);
   }
-  std::vector<std::vector<ckpt::Box>> source_boxes(source.states.size());
-  std::vector<std::vector<ckpt::Dims>> source_extents(source.states.size());  // of the boxes' chunks
-  std::vector<std::uint64_t> source_chunks(source.states.size());
-  for (const ckpt::BoxEntry& box : source.boxes) {
-    source_boxes[box.state].push_back(box.box);
-    source_extents[box.state].push_back(box.chunk);
-    source_chunks[box.state] += box.chunks;
-  }
-  std::vector<std::vector<ckpt::Box>> target_boxes(plan.model.tensors.size());
-  std::vector<std::vector<ckpt::Dims>> target_extents(plan.model.tensors.size());
-  plan.ranks.resize(static_cast<std::size_t>(layout.ranks()));
-  for (int rank = 0; rank < layout.ranks(); ++rank) {
-    RankShare& share = plan.ranks[static_cast<std::size_t>(rank)];
-    for (const Placed& p : placement(plan.model, layout, rank)) {
-      if (p.writes.empty() || states_of[p.tensor].empty()) continue;
-      share.boxes += states_of[p.tensor].size();
-      for (const std::uint32_t s : states_of[p.tensor])
-        share.bytes += p.writes.elements() * ckpt::size_of(source.states[s].dtype);
-      target_boxes[p.tensor].push_back(p.writes);
-      target_extents[p.tensor].push_back(p.chunk);
-    }
-    plan.files += share.boxes > 0 ? 1 : 0;
-  }
-
-  for (std::size_t t = 0; t < states_of.size(); ++t) {
-    plan.tensors += states_of[t].empty() ? 0 : 1;
+  const BoxesByState boxes(source);
+  PlanCounter counter(plan);
+  for (std::uint32_t t = 0; t < states_of.size(); ++t) {
+    if (states_of[t].empty()) continue;
+    ++plan.tensors;
+    const Pieces target = written_pieces(plan.model, layout, t);
+    // States of one tensor nearly always lie alike; their overlap is found once.
+    Pieces alike;
+    ckpt::DType dtype{};
+    std::uint64_t states = 0;
     for (const std::uint32_t s : states_of[t]) {
-      plan.states.push_back({s, static_cast<std::uint32_t>(t)});
-      plan.raw_bytes +=
-          ckpt::element_count(plan.model.tensors[t].shape) * ckpt::size_of(source.states[s].dtype);
-      plan.source_chunks += source_chunks[s];
-      const auto extents = [&](std::size_t i) {
-        return stored_extents(target_boxes[t][i], target_extents[t][i], source.states[s].dtype);
-      };
-      for (std::size_t i = 0; i < target_boxes[t].size(); ++i)
-        plan.target_chunks += ckpt::element_count(ckpt::chunk_grid(target_boxes[t][i], extents(i)));
-      const std::vector<Copy> copies = overlap(target_boxes[t], source_boxes[s]);
-      plan.copies += copies.size();
-      for (const Copy& copy : copies) {
-        plan.kept_chunks += ckpt::equal_chunks(target_boxes[t][copy.to], extents(copy.to),
-                                               source_boxes[s][copy.from], source_extents[s][copy.from]);
+      const ckpt::DType type = source.states[s].dtype;
+      plan.states.push_back({s, t});
+      plan.raw_bytes += ckpt::element_count(plan.model.tensors[t].shape) * ckpt::size_of(type);
+      Pieces pieces = boxes.of(s, plan.source_chunks);
+      if (states > 0 && (type != dtype || pieces != alike)) {
+        counter.add(target, alike, dtype, states);
+        states = 0;
       }
+      alike = std::move(pieces);
+      dtype = type;
+      ++states;
     }
+    counter.add(target, alike, dtype, states);
   }
+  counter.finish();
   if (plan.states.empty()) {
     throw Error(ErrorCode::mismatch,
                 fmt::format("{}: has no state of kind '{}'; one with weights", path, kParam), path);

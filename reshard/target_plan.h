@@ -29,8 +29,9 @@ struct TargetPlan {
   std::uint64_t source_chunks = 0;  // stored chunks of the kept states
   std::uint64_t target_chunks = 0;
   std::uint64_t kept_chunks = 0;  // of these, stored by the source exactly so
-  std::uint64_t copies = 0;  // intersections of target boxes with source boxes
-  std::uint64_t files = 0;   // target ranks with anything to write
+  std::uint64_t copies = 0;       // intersections of target boxes with source boxes
+  std::uint64_t files = 0;        // target ranks with anything to write
+  std::uint64_t files_read = 0;   // of the source
   std::vector<RankShare> ranks;
 };
 

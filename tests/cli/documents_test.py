@@ -85,6 +85,8 @@ class DocumentsTestCase(RunTestCase):
         for field in ("copies", "files_written", "estimated_peak_bytes", "needed_bytes"):
             self.assertGreater(plan[field], 0, field)
         self.assertNotIn("proof", plan)
+        self.assertEqual((plan["files_read"], plan["files_written"]), (6, 5))  # of t3p1d2z1, of d5z1
+        self.assertTrue(all(1 <= rank["source_files"] <= 6 for rank in plan["ranks"]))
         document = self.ok("reshard", run_dir, target, "--layout", "d5z1", "--json").json()
         self.assertEqual((document["from"]["string"], document["to"]["string"]), ("t3p1d2z1", "t1p1d5z1"))
         self.assertEqual((document["proof"]["kind"], document["proof"]["ok"]), ("equal", True))

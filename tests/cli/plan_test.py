@@ -123,6 +123,8 @@ class PlanTestCase(RunTestCase):
         self.assertEqual(report["files_written"], 384)
         self.assertEqual(sum(r["bytes"] for r in report["ranks"]), 12 * 176247271424)
         self.assertGreater(report["copies"], 384)
+        self.assertEqual(report["files_read"], 384)
+        self.assertTrue(all(1 <= r["source_files"] <= 384 for r in report["ranks"]))
         for args, line in (
                 (("preset:bloom-176", "--plan-only", "--from", "t1", "--layout", "t2"),
                  "preset:bloom-176: is no preset; the nearest is preset:bloom-176b"),
