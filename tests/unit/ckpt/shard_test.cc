@@ -346,6 +346,23 @@ TEST(Shard, InAHurryTheThreadThatWritesCompressesToo) {
   EXPECT_EQ(stats.raw_bytes, 9u * 5 * 4);
 }
 
+// The thread that writes takes the place of one of them, also where that one waits for room.
+TEST(Shard, InAHurryManyWorkersMakeTheSameBytes) {
+  const std::vector<SaveItem> items = some_items();
+  SaveSignals signals;
+  signals.hurry = true;
+  for (const int threads : {2, 3, 7}) {
+    const TempDir one, many;
+    ShardOptions options;
+    const Part expected = write(one.path(), items, options);
+    options.threads = threads;
+    options.max_in_flight_bytes = 256;
+    const Part part = write_shard(posix_env(), many.path(), "0-1", 0, 7, items, options, nullptr, &signals);
+    EXPECT_EQ(part.file.rest, expected.file.rest);
+    expect_reads_back(many.path(), items, part);
+  }
+}
+
 TEST(Shard, ASaveThatTakesLongWaitsForIdleTimeNoMore) {
   const TempDir dir;
   SaveItem item{"a", "param", DType::f32, {9, 5}, Box::whole({9, 5}), {1, 5}, nullptr};
