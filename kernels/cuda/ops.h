@@ -25,6 +25,10 @@ void convert(CudaStream s, ConstElements x, Elements y, std::int64_t n);
 void gelu_forward(CudaStream s, ConstElements x, Elements y, std::int64_t n);
 void gelu_backward(CudaStream s, ConstElements dy, ConstElements x, Elements dx, std::int64_t n);
 
+void swiglu_forward(CudaStream s, ConstElements gate_up, Elements y, std::int64_t rows, std::int64_t width);
+void swiglu_backward(CudaStream s, ConstElements dy, ConstElements gate_up, Elements d_gate_up,
+                     std::int64_t rows, std::int64_t width);
+
 /// The bits of the CPU's.
 void dropout(CudaStream s, const Dropout& d, const float* x, Elements y, std::int64_t n, std::uint64_t first);
 /// The bits of the CPU's: compiled without fused multiply-add.
