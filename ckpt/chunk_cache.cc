@@ -75,7 +75,7 @@ std::shared_ptr<ChunkCache::Decoded> ChunkCache::decoded(std::size_t box, std::u
   const std::lock_guard lock(chunk->mutex);
   if (!chunk->ready) {
     chunk->raw.resize(bytes);
-    std::vector<std::byte> stored;
+    thread_local std::vector<std::byte> stored;
     fetch(from_->manifest().boxes[box], index, stored, chunk->raw);
     chunk->ready = true;
   }
@@ -88,16 +88,28 @@ std::shared_ptr<ChunkCache::Decoded> ChunkCache::cached(const Key& key, std::uin
     recent_.splice(recent_.begin(), recent_, at->second);
     return recent_.front().chunk;
   }
-  recent_.push_front({key, bytes, std::make_shared<Decoded>()});
+  // Room first, so that what leaves gives its memory to what comes.
+  while (held_bytes_ + bytes > capacity_bytes_ && !recent_.empty()) evict();
+  std::shared_ptr<Decoded> chunk = std::make_shared<Decoded>();
+  if (!spare_.empty()) {
+    chunk->raw = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  if (bytes > capacity_bytes_) return chunk;
+  recent_.push_front({key, bytes, chunk});
   places_[key] = recent_.begin();
   held_bytes_ += bytes;
-  std::shared_ptr<Decoded> chunk = recent_.front().chunk;
-  while (held_bytes_ > capacity_bytes_ && !recent_.empty()) {
-    held_bytes_ -= recent_.back().bytes;
-    places_.erase(recent_.back().key);
-    recent_.pop_back();
-  }
   return chunk;
+}
+
+void ChunkCache::evict() {
+  Cached& oldest = recent_.back();
+  held_bytes_ -= oldest.bytes;
+  places_.erase(oldest.key);
+  // Returned to the system and taken again, memory costs as much as the decoding. Who else holds the chunk
+  // reads it now; nobody can begin to.
+  if (oldest.chunk.use_count() == 1 && spare_.empty()) spare_.push_back(std::move(oldest.chunk->raw));
+  recent_.pop_back();
 }
 
 /// Reads, checks, counts and decodes a chunk; returns the digest of its stored bytes.

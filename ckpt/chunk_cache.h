@@ -52,6 +52,7 @@ class ChunkCache {
 
   std::shared_ptr<Decoded> decoded(std::size_t box, std::uint64_t index, std::uint64_t bytes);
   std::shared_ptr<Decoded> cached(const Key& key, std::uint64_t bytes);
+  void evict();
   std::uint64_t fetch(const BoxEntry& entry, std::uint64_t index, std::vector<std::byte>& stored,
                       std::span<std::byte> raw);
 
@@ -63,6 +64,7 @@ class ChunkCache {
   std::list<Cached> recent_;  // newest first
   std::map<Key, std::list<Cached>::iterator> places_;
   std::uint64_t held_bytes_ = 0;
+  std::vector<std::vector<std::byte>> spare_;  // memory of chunks that left, for those that come
 };
 
 /// A Source that reads its box of a state through a cache shared with other sources. Thread-safe.

@@ -151,6 +151,17 @@ int print_error(const std::exception& error, bool json) {
   return status;
 }
 
+namespace {
+
+std::string time_text(double seconds) {
+  const auto s = static_cast<std::uint64_t>(std::ceil(seconds));
+  if (s < 60) return fmt::format("{} s", s);
+  if (s < 3600) return fmt::format("{} min {:02} s", s / 60, s % 60);
+  return fmt::format("{} h {:02} min", s / 3600, s / 60 % 60);
+}
+
+}  // namespace
+
 ProgressBar::ProgressBar(std::string label)
     : label_(std::move(label)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
@@ -160,15 +171,25 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::update(std::uint64_t done, std::uint64_t all) {
   const auto now = std::chrono::steady_clock::now();
+  if (begin_.time_since_epoch().count() == 0) {
+    begin_ = now;
+    first_ = done;
+  }
   if (!terminal_ || now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;
   const double share = all == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(all);
   constexpr int kWidth = 30;
   const int filled = static_cast<int>(std::lround(share * kWidth));
-  std::fputs(fmt::format("\r{} [{}{}] {:3.0f} % of {}\033[K", label_,
+  const double rate = static_cast<double>(done - first_) /
+                      std::max(std::chrono::duration<double>(now - begin_).count(), 1e-3);
+  std::string pace;
+  if (rate >= 1)
+    pace = fmt::format(", {}/s, {} left", ckpt::size_text(static_cast<std::uint64_t>(rate)),
+                       time_text(static_cast<double>(all - std::min(all, done)) / rate));
+  std::fputs(fmt::format("\r{} [{}{}] {:3.0f} % of {}{}\033[K", label_,
                          std::string(static_cast<std::size_t>(filled), '#'),
                          std::string(static_cast<std::size_t>(kWidth - filled), ' '), share * 100,
-                         ckpt::size_text(all))
+                         ckpt::size_text(all), pace)
                  .c_str(),
              stderr);
   std::fflush(stderr);

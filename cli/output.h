@@ -32,8 +32,8 @@ std::string text_field(const nlohmann::ordered_json& object, const char* field);
 /// error document on standard output. Returns the exit status.
 int print_error(const std::exception& error, bool json);
 
-/// A bar on standard error, only if that is a terminal; gone when the object is. Calls may come from any one
-/// thread at a time.
+/// A bar with rate and time left on standard error, only if that is a terminal; gone when the object is.
+/// Calls may come from any one thread at a time.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);
@@ -45,7 +45,8 @@ class ProgressBar {
  private:
   std::string label_;
   bool terminal_;
-  std::chrono::steady_clock::time_point last_{};
+  std::chrono::steady_clock::time_point begin_{}, last_{};
+  std::uint64_t first_ = 0;  // done at the first call: what was there already says nothing of the rate
 };
 
 }  // namespace shardwright::cli

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/checkpoint_name.h"
@@ -203,7 +204,9 @@ int reshard(const Arguments& arguments) {
   flags.size("--max-memory", max_memory,
              "memory to use, whatever the model's size (default 512MiB, at least 64MiB)");
   flags.integer("--jobs", "N", 1, jobs,
-                "threads that decode and compress (default 1); fewer where memory has no room", kMostThreads);
+                "threads that decode and compress (default: all cores, and 1 under mpirun or srun); fewer "
+                "where memory has no room",
+                kMostThreads);
   flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
   flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
   flags.text("--codec", "auto|fast|small|none|deflate", codec,
@@ -220,14 +223,15 @@ int reshard(const Arguments& arguments) {
 
   if (max_memory) options.max_memory_bytes = *max_memory;
   if (codec) options.codec = ckpt::parse_codec(*codec);
-  if (jobs) options.jobs = static_cast<int>(*jobs);
+  if (!options.plan_only) options.process = reshard::place_from_environment();
+  options.jobs = static_cast<int>(
+      jobs.value_or(options.process.count > 1 ? 1 : std::max(1u, std::thread::hardware_concurrency())));
   reshard::ReshardReport report;
   if (source.starts_with(kPreset)) {
     report = plan_of_preset(source, from, layout, options);
   } else {
     if (from.layout || from.stages)
       throw Error(ErrorCode::usage, "--from: belongs to preset:NAME; a checkpoint says its own layout");
-    if (!options.plan_only) options.process = reshard::place_from_environment();
     if (options.process.rank > 0)
       return quietly([&] { reshard_checkpoint(source, target, layout, options); });
     report = reshard_checkpoint(source, target, layout, options);
