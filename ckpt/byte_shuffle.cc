@@ -100,9 +100,13 @@ std::size_t shuffle_vectors(const std::byte* from, std::size_t count, std::byte*
 
 template <std::size_t kSize>
 std::size_t unshuffle_vectors(const std::byte* from, std::size_t count, std::byte* to) {
+  // Ahead of the writing: what is loaded goes to memory that is in no cache, and the processor's own
+  // prefetching ends with each page.
+  constexpr std::size_t kAhead = 4096 / kSize;
   const std::size_t whole = count / kLanes * kLanes;
   for (std::size_t i = 0; i < whole; i += kLanes) {
     Vectors<kSize> v;
+    if (i + kAhead < whole) __builtin_prefetch(to + (i + kAhead) * kSize, 1);
     each<kSize>([&](auto j) { v[j] = load(from + plane(j, kSize) * count + i); });
     join<2>(v);
     each<kSize>([&](auto j) { store(to + i * kSize + j * kLanes, v[j]); });

@@ -15,6 +15,7 @@
 #include "ckpt/checkpoint_name.h"
 #include "ckpt/commit.h"
 #include "ckpt/error.h"
+#include "ckpt/load_buffers.h"
 #include "ckpt/scan.h"
 
 namespace shardwright::ckpt {
@@ -41,6 +42,7 @@ struct Checkpoint::State {
   BoxIndex index;
   OpenFiles files;
   std::deque<Slot> shards;
+  LoadBuffersPool load_buffers;
 };
 
 namespace {
@@ -62,6 +64,8 @@ void refuse_run(Env& env, const std::string& path) {
 Checkpoint::Checkpoint(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
+
+LoadBuffersPool& Checkpoint::load_buffers() const { return state_->load_buffers; }
 
 Checkpoint Checkpoint::open(Env& env, const std::string& path,
                             const std::optional<ManifestDigest>& expected) {

@@ -16,6 +16,7 @@
 namespace shardwright::ckpt {
 
 class BoxIndex;
+class LoadBuffersPool;
 class ShardReader;
 
 struct LoadOptions {
@@ -62,9 +63,9 @@ class Checkpoint {
 
   /// Fills all items: each stored chunk that is needed is read once (pread, hash, decode; in parallel) and
   /// scattered to all that need it; the system is asked for what comes next. At most kLoadBytesPerThread a
-  /// thread of host memory are in flight. Every element of every item is filled, or an Error names the
-  /// tensor, kind and file at fault: mismatch (absent, other shape or type), damaged. A file gone while being
-  /// read is "removed while being read".
+  /// thread of host memory are in flight, and kept for the next load. Every element of every item is filled,
+  /// or an Error names the tensor, kind and file at fault: mismatch (absent, other shape or type), damaged. A
+  /// file gone while being read is "removed while being read".
   LoadStats load(std::span<const LoadItem> items, const LoadOptions& options) const;
 
   /// Search over the boxes of manifest().
@@ -77,6 +78,7 @@ class Checkpoint {
  private:
   struct State;
   explicit Checkpoint(std::unique_ptr<State> state);
+  LoadBuffersPool& load_buffers() const;
   std::unique_ptr<State> state_;
 };
 

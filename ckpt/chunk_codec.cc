@@ -195,14 +195,15 @@ void ChunkDecoder::decode(std::span<const std::byte> stored, std::size_t element
   State& s = *state_;
   std::span<std::byte> planes = raw;
   if (element_size > 1) {
-    s.shuffled.resize(raw.size());
-    planes = s.shuffled;
+    // Never made smaller: what it grows by again would be zeroed.
+    if (s.shuffled.size() < raw.size()) s.shuffled.resize(raw.size());
+    planes = std::span(s.shuffled).first(raw.size());
   }
   if (form_of(stored) == ChunkForm::zlib)
     s.zlib.decode(frame, planes);
   else
     s.decode_zstd(frame, planes);
-  if (element_size > 1) byte_unshuffle(s.shuffled, element_size, raw.data());
+  if (element_size > 1) byte_unshuffle(planes, element_size, raw.data());
 }
 
 }  // namespace shardwright::ckpt

@@ -3,15 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ckpt/box_index.h"
 #include "ckpt/checkpoint.h"
-#include "ckpt/chunk_codec.h"
 #include "ckpt/error.h"
 #include "ckpt/fault.h"
+#include "ckpt/load_buffers.h"
 #include "ckpt/parallel.h"
 #include "ckpt/read_ahead.h"
 #include "ckpt/shard.h"
@@ -94,34 +96,23 @@ Stored stored_box(const BoxEntry& entry, std::uint64_t index) {
   return {{clipped.offset, entry.chunk}, clipped};
 }
 
-/// True if `inner` lies densely, in order and without gaps in the memory of `outer`.
-bool dense_in(const Box& outer, const Box& inner) {
-  bool split = false;  // once a dimension is not whole, all before it must be single
-  for (std::size_t d = inner.shape.size(); d-- > 0;) {
-    if (split && inner.shape[d] != 1) return false;
-    split = split || inner.shape[d] != outer.shape[d];
-  }
-  return true;
-}
+/// A pool's buffers for the time of one load.
+class Lease {
+ public:
+  explicit Lease(LoadBuffersPool& pool) : pool_(pool), buffers_(pool.take()) {}
+  ~Lease() { pool_.give_back(std::move(buffers_)); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  LoadBuffers& operator*() const { return *buffers_; }
 
-std::uint64_t element_offset(const Box& outer, const Dims& at) {
-  std::uint64_t offset = 0;
-  for (std::size_t d = 0; d < at.size(); ++d) offset = offset * outer.shape[d] + (at[d] - outer.offset[d]);
-  return offset;
-}
-
-struct Worker {
-  ChunkDecoder decoder;
-  std::vector<std::byte> stored;
-  std::vector<std::byte> raw;
-
-  /// Buffers only grow, so afterwards this is the most that there was.
-  std::uint64_t host_bytes() const { return decoder.scratch_bytes() + stored.capacity() + raw.capacity(); }
+ private:
+  LoadBuffersPool& pool_;
+  std::unique_ptr<LoadBuffers> buffers_;
 };
 
 /// Reads one chunk and gives it to all items that need it.
 void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::span<const Use> uses,
-          Worker& worker, std::atomic<std::uint64_t>& read_bytes) {
+          LoadBuffers& worker, std::atomic<std::uint64_t>& read_bytes) {
   const Manifest& m = checkpoint.manifest();
   const BoxEntry& entry = m.boxes[uses[0].box];
   const std::size_t size = size_of(m.states[entry.state].dtype);
@@ -138,11 +129,11 @@ void fill(const Checkpoint& checkpoint, std::span<const LoadItem> items, std::sp
   read_bytes += worker.stored.size();
 
   const LoadItem& first = items[uses[0].item];
-  if (uses.size() == 1 && chunk.full == chunk.clipped && contains(first.box, chunk.full) &&
-      dense_in(first.box, chunk.full)) {
-    std::byte* to = first.destination + element_offset(first.box, chunk.full.offset) * size;
-    worker.decoder.decode(worker.stored, size, {to, raw_bytes});
-    return;
+  if (uses.size() == 1 && chunk.full == chunk.clipped && contains(first.box, chunk.full)) {
+    if (const auto start = dense_start(first.box, chunk.full)) {
+      worker.decoder.decode(worker.stored, size, {first.destination + *start * size, raw_bytes});
+      return;
+    }
   }
   worker.raw.resize(raw_bytes);
   worker.decoder.decode(worker.stored, size, worker.raw);
@@ -165,7 +156,9 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
   begin.push_back(uses.size());
   const std::size_t chunks = begin.size() - 1;
 
-  std::vector<Worker> workers(static_cast<std::size_t>(std::max(options.threads, 1)));
+  std::deque<Lease> workers;  // as many as parallel_for() has threads for this
+  const auto threads = std::min<std::size_t>(static_cast<std::size_t>(std::max(options.threads, 1)), chunks);
+  for (std::size_t i = 0; i < threads; ++i) workers.emplace_back(load_buffers());
   std::atomic<std::uint64_t> read_bytes{0};
   // By raw sizes: what is stored of a chunk, its shard's table knows, which is read when it is needed.
   std::vector<std::uint64_t> sizes(chunks);
@@ -184,7 +177,7 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
     ahead.reading(i);
     const std::span<const Use> group(uses.data() + begin[i], begin[i + 1] - begin[i]);
     try {
-      fill(*this, items, group, workers[static_cast<std::size_t>(worker)], read_bytes);
+      fill(*this, items, group, *workers[static_cast<std::size_t>(worker)], read_bytes);
     } catch (const Error& e) {
       const Error why = explain(e);
       const LoadItem& item = items[group[0].item];
@@ -194,7 +187,7 @@ LoadStats Checkpoint::load(std::span<const LoadItem> items, const LoadOptions& o
   LoadStats stats;
   stats.read_bytes = read_bytes;
   stats.chunks = chunks;
-  for (const Worker& worker : workers) stats.peak_host_bytes += worker.host_bytes();
+  for (const Lease& worker : workers) stats.peak_host_bytes += (*worker).host_bytes();
   for (std::size_t i = 0; i < chunks; ++i)
     stats.needed_bytes += shard(uses[begin[i]].file).table()[uses[begin[i]].row].stored_bytes;
   return stats;
