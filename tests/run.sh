@@ -18,7 +18,7 @@ if command -v ccache >/dev/null; then
   export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros
 fi
 
-total=0 failed=0 summary='' names=''
+total=0 failed=0 summary='' names='' words=''
 # count <name> <all> <failed>: a line of the summary.
 count() {
   summary+=$(printf '%-8s %4d passed, %d failed' "$1" $(($2 - $3)) "$3")$'\n'
@@ -35,6 +35,16 @@ build() {
   return 1
 }
 
+# last_words <log of ctest>: the ends of what the failed tests printed.
+last_words() {
+  awk '
+    function close_test() { for (i = lines > 30 ? lines - 30 : 0; i < lines; ++i) print text[i]; lines = 0 }
+    /^ *Start +[0-9]+: / || /^ *[0-9]+\/[0-9]+ Test +#/ || /% tests passed, / { close_test(); inside = 0 }
+    /^ *[0-9]+\/[0-9]+ Test +#.*\*\*\*/ && !/\*\*\*Skipped/ { inside = 1 }
+    inside { text[lines++] = substr($0, 1, 400) }
+    END { close_test() }' "$1"
+}
+
 # run_ctest <name> <build directory> <arguments...>: runs the tests and adds to the summary.
 run_ctest() {
   local name=$1 directory=$2 log=$2/tests.log status=0 line
@@ -49,6 +59,7 @@ run_ctest() {
   if [ "$some_failed" -gt 0 ]; then
     # ctest lists them at its end, as "  7 - Name (Timeout)".
     names+=$(sed -nE '/^The following tests FAILED:/,$ s/^[[:space:]]*[0-9]+ - (.*\)).*$/failed in '"$name"': \1/p' "$log")$'\n'
+    words+=$(last_words "$log")$'\n'
   elif [ "$status" -ne 0 ]; then
     # A ctest that failed without failing tests found none, or could not run.
     names+="failed in $name: ctest itself, with status $status"$'\n'
@@ -65,6 +76,6 @@ if build release; then
   fi
 fi
 
-# The names last, so that they are still there in a log of which only the end is kept.
-printf '\n%s%d passed, %d failed\n%s' "$summary" $((total - failed)) "$failed" "$names"
+# What failed comes last, so that it is still there in a log of which only the end is kept.
+printf '%s\n%s%d passed, %d failed\n%s' "$words" "$summary" $((total - failed)) "$failed" "$names"
 [ "$failed" -eq 0 ]

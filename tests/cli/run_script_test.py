@@ -74,6 +74,17 @@ class RunScriptTest(unittest.TestCase):
                          [f"failed in release: {name}" for name in
                           ("B07_First (Failed)", "Shard.B50_Second/1 (SEGFAULT)", "Third (Timeout)")])
 
+    def test_WhatAFailedTestPrintedComesBeforeTheSummary(self):
+        said = [" 3/7 Test  #3: B07_First ................***Failed    0.01 sec", "A test's own output: 12 - not a name (Failed)"]
+        lines = self.last_lines(13, 1, says={"release": PASSED, "asan": FAILED})
+        end = lines.index("release     7 passed, 0 failed")
+        self.assertEqual(lines[end - 3:end], [*said, ""])
+        long = FAILED.replace("A test's own output", "\n".join(f"line {i}" for i in range(100)) + "\nA test's own output")
+        lines = self.last_lines(100, 1, "tests/run.sh", "-R", "B07", says={"release": long})
+        at = lines.index(said[1], lines.index("Errors while running CTest"))
+        self.assertEqual(lines[at - 29], "line 71")
+        self.assertNotIn("line 70", lines[lines.index("Errors while running CTest"):])
+
     def test_WhatKeepsTestsFromRunningIsNamedToo(self):
         self.assertEqual(self.last_lines(2, 1, says={"release": PASSED}),
                          ["7 passed, 1 failed", "failed in asan: ctest itself, with status 8"])
