@@ -22,6 +22,7 @@ int prune(const Arguments& arguments);
 int view(const Arguments& arguments);
 int plan(const Arguments& arguments);
 int eval(const Arguments& arguments);
+int doctor(const Arguments& arguments);
 int bench(const Arguments& arguments);
 
 struct Command {

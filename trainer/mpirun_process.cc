@@ -121,10 +121,14 @@ std::optional<FirstDeath> parse_first_death(const std::string& text) {
   return std::nullopt;
 }
 
-void allow_descriptors(int ranks) {
+std::uint64_t descriptors_of_mpirun(int ranks) {
   // Open MPI 4.1.4 started two ranks with 40 and hung with 32; it holds a few pipes and a socket for each
   // rank.
-  const rlim_t needed = 48 + 8 * static_cast<rlim_t>(ranks);
+  return 48 + 8 * static_cast<std::uint64_t>(ranks);
+}
+
+void allow_descriptors(int ranks) {
+  const rlim_t needed = descriptors_of_mpirun(ranks);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   limit.rlim_cur = std::min(needed, limit.rlim_max);

@@ -42,6 +42,9 @@ struct FirstDeath {
 /// Looks for it in mpirun's text. Pure.
 std::optional<FirstDeath> parse_first_death(const std::string& text);
 
+/// Open files that `mpirun` may need for that many ranks.
+std::uint64_t descriptors_of_mpirun(int ranks);
+
 /// Raises this process's limit of open files to what `mpirun` needs for that many ranks, as far as is
 /// allowed; with fewer it waits for ever. Error(io) if it is not.
 void allow_descriptors(int ranks);

@@ -27,12 +27,15 @@ int threads_asked() {
   return std::max(threads, 0);
 }
 
-int threads_per_rank(int local_ranks) {
-  if (const int asked = threads_asked(); asked > 0) return asked;
+int cores_of_process() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  const int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return std::max(1, count / local_ranks);
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+}
+
+int threads_per_rank(int local_ranks) {
+  if (const int asked = threads_asked(); asked > 0) return asked;
+  return std::max(1, cores_of_process() / local_ranks);
 }
 
 }  // namespace shardwright::trainer

@@ -7,7 +7,10 @@ namespace shardwright::trainer {
 /// the machine with them.
 int threads_asked();
 
-/// That, or the cores of this process shared out over the ranks of its host.
+/// Cores that this process may run on.
+int cores_of_process();
+
+/// What was asked for, or the cores of this process shared out over the ranks of its host.
 int threads_per_rank(int local_ranks);
 
 }  // namespace shardwright::trainer
