@@ -131,16 +131,18 @@ void Span::begin(const char* name, const char* key, std::int64_t value) {
   name_ = name;
   key_ = key;
   value_ = value;
-  start_ns_ = steady_ns();
-}
-
-void Span::end() noexcept {
+  // Now and not at the end: another thread of that name may leave its row meanwhile, with spans that overlap.
   Row& row = own_row();
   try {
     if (row.ring == nullptr) row.ring = rings().get(row.name);
   } catch (const std::exception&) {
     // No memory for a row is as too many threads.
   }
+  start_ns_ = steady_ns();
+}
+
+void Span::end() noexcept {
+  const Row& row = own_row();
   if (row.ring == nullptr) {
     rings().without_row.fetch_add(1, std::memory_order_relaxed);
     return;

@@ -159,7 +159,7 @@ class DocumentsTestCase(RunTestCase):
         overview = self.ok("--help").stdout
         commands = [line.split()[0] for line in overview.splitlines() if line.startswith("  ") and line.split()]
         self.assertEqual(commands, ["train", "config", "reshard", "inspect", "verify", "diff", "list", "prune", "view", "plan",
-                                    "eval", "bench"])
+                                    "eval", "doctor", "bench"])
         for command in commands:
             for arguments in [(command,)] if command != "bench" else [("bench", "ckpt"), ("bench", "train")]:
                 text = self.ok(*arguments, "--help").stdout

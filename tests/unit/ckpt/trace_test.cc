@@ -119,6 +119,30 @@ TEST_F(TraceTest, RowsHaveTheNamesOfTheirThreads) {
   EXPECT_EQ(rows["thread"].size(), 1u);
 }
 
+// A thread has its row from the start of its first span: in a row that it took at the end, spans of one that
+// left it meanwhile would overlap.
+TEST_F(TraceTest, ASpanEndsInTheRowInWhichItBegan) {
+  Session session(options());
+  std::barrier began(2), left(2);
+  std::jthread longer([&] {
+    name_thread("worker of two");
+    const Span span("long");
+    began.arrive_and_wait();
+    left.arrive_and_wait();
+  });
+  std::jthread([&] {
+    name_thread("worker of two");
+    began.arrive_and_wait();
+    const Span span("short");
+  }).join();
+  left.arrive_and_wait();
+  longer.join();
+  session.stop();
+  const std::vector<json> spans = events("X", {part()});
+  ASSERT_EQ(spans.size(), 2u);
+  EXPECT_NE(spans[0].at("tid"), spans[1].at("tid"));
+}
+
 TEST_F(TraceTest, WhatFindsNoRoomIsCounted) {
   constexpr std::uint64_t kMade = 7 * kWaitingSpans + 11;
   Session session(options());
