@@ -121,21 +121,95 @@ int bench_train(const Arguments& arguments) {
   return 0;
 }
 
+int bench_reshard(const Arguments& arguments) {
+  std::optional<std::string> directory, from, to;
+  std::optional<std::uint64_t> size, max_memory;
+  std::optional<std::int64_t> jobs, rounds;
+  bool json = false;
+  Options flags("bench reshard",
+                "Makes a checkpoint and reshards it, beside a plain durable copy of the same bytes.",
+                "shardwright bench reshard --dir /data --size 4GiB --from t1p4d2z1 --to t1p2d2z1");
+  flags.text("--dir", "DIR", directory,
+             "where to write (default: here), twice the size; what is written is removed, after a kill "
+             "by the next run");
+  flags.size("--size", size, "bytes of state (default 256MiB)");
+  flags.text("--from", "LAYOUT", from, "of the checkpoint (default t2p2d2z1)");
+  flags.text("--to", "LAYOUT", to, "to reshard it to (default t4p1d2z1)");
+  flags.integer("--jobs", "N", 1, jobs, "threads (default: 1, 2, 4 and so on up to all cores, each measured)",
+                kMostThreads);
+  flags.size("--max-memory", max_memory, "of each reshard (default 512MiB, at least 64MiB)");
+  flags.integer("--rounds", "N", 1, rounds, "copies and reshards, in turn, for the medians (default 3)",
+                1000);
+  flags.flag("--json", json, "print JSON");
+  if (!flags.parse(arguments)) return 0;
+
+  trainer::ReshardBenchOptions options;
+  options.program = "/proc/self/exe";
+  options.directory = directory.value_or(".");
+  options.raw_bytes = size.value_or(256u << 20);
+  options.from = reshard::parse_layout(from.value_or("t2p2d2z1"));
+  options.to = reshard::parse_layout(to.value_or("t4p1d2z1"));
+  if (max_memory) options.max_memory_bytes = *max_memory;
+  if (rounds) options.rounds = static_cast<int>(*rounds);
+  if (!jobs)
+    for (int some = 1; some < default_threads(); some *= 2) options.jobs.push_back(some);
+  options.jobs.push_back(static_cast<int>(jobs.value_or(default_threads())));
+
+  const trainer::ReshardBench b = trainer::bench_reshard(options);
+  if (json) {
+    nlohmann::ordered_json scaling = nlohmann::ordered_json::array();
+    for (const auto& s : b.scaling) scaling.push_back({{"jobs", s.jobs}, {"seconds", s.seconds}});
+    print_json({{"from", json_document(b.from_json)},
+                {"to", json_document(b.to_json)},
+                {"raw_bytes", b.raw_bytes},
+                {"stored_bytes", b.stored_bytes},
+                {"copy_s", b.copy_s},
+                {"copy_least_s", b.copy_least_s},
+                {"copy_most_s", b.copy_most_s},
+                {"reshard_s", b.reshard_s},
+                {"reshard_least_s", b.reshard_least_s},
+                {"reshard_most_s", b.reshard_most_s},
+                {"ratio_to_copy", b.ratio_to_copy},
+                {"seconds_per_gb", b.seconds_per_gb},
+                {"peak_rss_bytes", b.peak_rss_bytes},
+                {"read_per_needed", b.read_per_needed},
+                {"passed_through_share", b.passed_through_share},
+                {"scaling", scaling},
+                {"rounds", options.rounds},
+                {"model", json_document(b.model_json)}});
+    return 0;
+  }
+  std::string text = fmt::format(
+      "state     {} raw, {} stored; {} -> {}\n"
+      "copy      {:.2f} s ({:.2f} to {:.2f})\n"
+      "reshard   {:.2f} s ({:.2f} to {:.2f}), {:.2f} of the copy's time; {:.2f} s a GB; peak memory {}\n"
+      "read      {:.3f} of what is needed; {:.1f} % of the chunks passed through\n",
+      ckpt::size_text(b.raw_bytes), ckpt::size_text(b.stored_bytes), options.from.string(),
+      options.to.string(), b.copy_s, b.copy_least_s, b.copy_most_s, b.reshard_s, b.reshard_least_s,
+      b.reshard_most_s, b.ratio_to_copy, b.seconds_per_gb, ckpt::size_text(b.peak_rss_bytes),
+      b.read_per_needed, 100 * b.passed_through_share);
+  for (const auto& s : b.scaling) text += fmt::format("jobs {:<4} {:.2f} s\n", s.jobs, s.seconds);
+  print(text);
+  return 0;
+}
+
 }  // namespace
 
 int bench(const Arguments& arguments) {
   const std::string what = arguments.empty() ? "" : arguments.front();
   const Arguments rest(arguments.empty() ? arguments.end() : arguments.begin() + 1, arguments.end());
   if (what == "ckpt") return bench_ckpt(rest);
+  if (what == "reshard") return bench_reshard(rest);
   if (what == "train") return bench_train(rest);
   if (what == "--help" || what == "-h") {
     print(
-        "Usage: shardwright bench ckpt|train [flags]\n\n`shardwright bench ckpt --help` explains one, with "
+        "Usage: shardwright bench ckpt|reshard|train [flags]\n\n`shardwright bench ckpt --help` explains "
+        "one, with "
         "an example.\n");
     return 0;
   }
   throw Error(ErrorCode::usage,
-              fmt::format("bench: {}; give ckpt or train",
+              fmt::format("bench: {}; give ckpt, reshard or train",
                           what.empty() ? "what to measure is missing" : "'" + what + "' is unknown"));
 }
 

@@ -16,7 +16,7 @@ const std::vector<Command>& commands() {
       {"plan", "layouts of a model on a number of GPUs, with their memory and time, best first", plan, {}},
       {"eval", "loss of a checkpoint on a data file", eval, {}},
       {"doctor", "what a training finds on this machine, and what would go wrong", doctor, {}},
-      {"bench", "measure checkpoints or training against this machine's limits", bench, {"ckpt", "train"}},
+      {"bench", "measure checkpoints or training against this machine's limits", bench, {"ckpt", "reshard", "train"}},
   };
   return all;
 }

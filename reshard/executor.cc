@@ -14,6 +14,7 @@
 #include "ckpt/commit.h"
 #include "ckpt/digest.h"
 #include "ckpt/error.h"
+#include "reshard/peak_memory.h"
 #include "reshard/proof.h"
 
 namespace shardwright::reshard {
@@ -61,12 +62,6 @@ class WatchedSource : public ckpt::Source {
   std::size_t element_size_;
   Progress& progress_;
 };
-
-std::uint64_t peak_rss_bytes() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
-}
 
 // Target files that may be open beside all else that a process has open.
 std::size_t most_open_files() {

@@ -1,7 +1,6 @@
 #include "reshard/reshard.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,6 +13,7 @@
 #include "reshard/executor.h"
 #include "reshard/imagined.h"
 #include "reshard/memory_budget.h"
+#include "reshard/peak_memory.h"
 #include "reshard/target_plan.h"
 
 namespace shardwright::reshard {
@@ -37,12 +37,6 @@ std::vector<std::string> batch_warnings(const std::string& config, const TargetP
   const BatchShape batch{key("global_batch"), key("micro_batch")};
   if (batch.global_batch < 1 || batch.micro_batch < 1) return {};  // not written by this program's trainer
   return illegal(plan.layout, plan.model, batch);
-}
-
-std::uint64_t peak_rss_bytes() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<std::uint64_t>(usage.ru_maxrss) * 1024;
 }
 
 // The limits that a plan and a reshard have in common.

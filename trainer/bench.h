@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
+#include "reshard/layout.h"
 
 namespace shardwright::trainer {
 
@@ -40,5 +42,39 @@ struct CkptBench {
 /// ceilings for the same bytes in the same directory: memory copy, durable sequential write, read, encode,
 /// decode.
 CkptBench bench_ckpt(const std::string& directory, std::uint64_t raw_bytes, int threads);
+
+struct ReshardBenchOptions {
+  std::string program;  // this program: its `reshard` is measured as a process of its own
+  std::string directory;
+  std::uint64_t raw_bytes = 0;
+  reshard::Layout from, to;
+  std::vector<int> jobs;  // to measure with; the last of them counts for what is not `scaling`
+  std::uint64_t max_memory_bytes = 512u << 20;
+  int rounds = 3;
+};
+struct ReshardBench {
+  std::string from_json, to_json;  // layouts
+  std::string model_json;
+  std::uint64_t raw_bytes = 0, stored_bytes = 0;  // of the checkpoint made
+  double copy_s = 0;                              // all its files, written as one and fsynced
+  double copy_least_s = 0, copy_most_s = 0;       // of the rounds
+  double reshard_s = 0;                           // the whole process
+  double reshard_least_s = 0, reshard_most_s = 0;
+  double ratio_to_copy = 0;   // median of the rounds' ratios
+  double seconds_per_gb = 0;  // 10^9 stored bytes
+  std::uint64_t peak_rss_bytes = 0;
+  double read_per_needed = 0;
+  double passed_through_share = 0;  // of the target's chunks
+  struct Scaling {
+    int jobs = 1;
+    double seconds = 0;
+  };
+  std::vector<Scaling> scaling;
+};
+/// Makes a checkpoint of about `raw_bytes` of state of realistic entropy, a Llama with as few layers as the
+/// layouts allow, in `directory` (removed afterwards), and times in turn a plain durable copy of its bytes
+/// and a reshard of it, from the page cache: medians of the rounds. Error(usage) for an illegal layout, or a
+/// size that is too little for one.
+ReshardBench bench_reshard(const ReshardBenchOptions& options);
 
 }  // namespace shardwright::trainer

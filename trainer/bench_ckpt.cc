@@ -17,8 +17,8 @@
 #include "ckpt/run_dir.h"
 #include "ckpt/saver.h"
 #include "ckpt/scan.h"
-#include "kernels/ops.h"
 #include "trainer/bench.h"
+#include "trainer/bench_state.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -73,24 +73,17 @@ class ScratchRun {
 };
 
 constexpr std::uint64_t kTensorElements = 1u << 20;  // a 1024 x 1024 matrix, 4 MiB
-constexpr const char* kKinds[] = {"param", "exp_avg", "exp_avg_sq"};
 
-/// Adam's state of a model in training: weights and first moments normal at their usual scales, second
-/// moments their squares.
+/// Adam's state of a model in training.
 class State {
  public:
   State(std::uint64_t bytes, int threads) {
     tensors_ = std::max<std::uint64_t>(1, bytes / (3 * 4 * kTensorElements));
     values_.resize(tensors_ * 3 * kTensorElements);
     in_parallel(tensors_, threads, [&](std::uint64_t first, std::uint64_t last) {
-      kernels::Stream stream(kernels::DeviceKind::cpu);
-      for (std::uint64_t tensor = first; tensor < last; ++tensor) {
-        const auto count = static_cast<std::int64_t>(kTensorElements);
-        kernels::fill_normal(stream, at(tensor, 0), count, tensor, 0, 0, 0.02f);
-        kernels::fill_normal(stream, at(tensor, 1), count, tensor, 1, 0, 1e-4f);
-        kernels::fill_normal(stream, at(tensor, 2), count, tensor, 2, 0, 1e-4f);
-        for (float* v = at(tensor, 2); v < at(tensor, 3); ++v) *v *= *v;
-      }
+      for (std::uint64_t tensor = first; tensor < last; ++tensor)
+        for (std::size_t kind = 0; kind < kStateKinds.size(); ++kind)
+          fill_state(at(tensor, kind), kTensorElements, tensor, kind, 0);
     });
   }
 
@@ -102,7 +95,7 @@ class State {
     each([&](const std::string& tensor, std::uint64_t number, std::size_t kind) {
       ckpt::SaveItem item;
       item.tensor = tensor;
-      item.kind = kKinds[kind];
+      item.kind = kStateKinds[kind];
       item.global_shape = shape();
       item.box = ckpt::Box::whole(shape());
       item.source = std::make_shared<ckpt::HostSource>(at(number, kind), item.box, sizeof(float));
@@ -116,7 +109,7 @@ class State {
     each([&](const std::string& tensor, std::uint64_t number, std::size_t kind) {
       std::byte* destination = memory.data() + (number * 3 + kind) * kTensorElements * sizeof(float);
       items.push_back(
-          {tensor, kKinds[kind], ckpt::DType::f32, shape(), ckpt::Box::whole(shape()), destination});
+          {tensor, kStateKinds[kind], ckpt::DType::f32, shape(), ckpt::Box::whole(shape()), destination});
     });
     return items;
   }

@@ -161,7 +161,7 @@ class DocumentsTestCase(RunTestCase):
         self.assertEqual(commands, ["train", "config", "reshard", "inspect", "verify", "diff", "list", "prune", "view", "plan",
                                     "eval", "doctor", "bench"])
         for command in commands:
-            for arguments in [(command,)] if command != "bench" else [("bench", "ckpt"), ("bench", "train")]:
+            for arguments in [(command,)] if command != "bench" else [("bench", "ckpt"), ("bench", "reshard"), ("bench", "train")]:
                 text = self.ok(*arguments, "--help").stdout
                 self.assertIn("Example:\n  shardwright " + " ".join(arguments), text)
         self.assertIn("optim.warmup_steps", self.ok("train", "--help").stdout)

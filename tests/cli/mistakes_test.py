@@ -202,7 +202,7 @@ class MistakesTestCase(RunTestCase):
         for given in ("99999999999", "99999999999999999999999", "100001"):
             self.assertEqual(self.one_line(2, "train", self.tiny(), "--nproc", given),
                              f"--nproc: '{given}' is not possible; give a whole number from 1 to 100000")
-        for command in (["reshard", "a", "b", "--jobs"], ["bench", "ckpt", "--threads"], ["bench", "train", "--threads"]):
+        for command in (["reshard", "a", "b", "--jobs"], ["bench", "ckpt", "--threads"], ["bench", "reshard", "--jobs"], ["bench", "train", "--threads"]):
             self.assertEqual(self.one_line(2, *command, "1025"),
                              f"{command[-1]}: '1025' is not possible; give a whole number from 1 to 1024")
         self.assertEqual(self.one_line(2, "reshard", "a", "b", "--zero", "4"), "--zero: '4' is not possible; give a whole number from 0 to 3")

@@ -253,7 +253,7 @@ class ToolsTestCase(RunTestCase):
         names = [line.split()[0] for line in overview.splitlines() if line.startswith("  ")]
         found = {}
         for name in names:
-            for words in [[name]] if name != "bench" else [["bench", "ckpt"], ["bench", "train"]]:
+            for words in [[name]] if name != "bench" else [["bench", "ckpt"], ["bench", "reshard"], ["bench", "train"]]:
                 text = self.ok(*words, "--help").stdout
                 found[" ".join(words)] = set(re.findall(r"(?m)^  (?:-\w,)?(--[a-z-]+)", text))
                 self.assertIn("--help", found[" ".join(words)])
@@ -278,7 +278,7 @@ class ToolsTestCase(RunTestCase):
         self.assertEqual(self.completed("shardwright", "re"), {"reshard"})
         for name, flags in commands.items():
             self.assertEqual(self.completed("shardwright", *name.split(), "--"), flags, name)
-        self.assertEqual(self.completed("shardwright", "bench", ""), {"ckpt", "train"})
+        self.assertEqual(self.completed("shardwright", "bench", ""), {"ckpt", "reshard", "train"})
         self.assertEqual(self.completed("shardwright", "train", "--resume", ""), {"auto", "must", "never"})
         self.assertEqual(self.completed("shardwright", "train", "--set", "optim.beta"), {"optim.beta1=", "optim.beta2="})
         self.assertEqual(self.completed("shardwright", "inspect", ""), set())  # a path: the shell's own names
