@@ -66,8 +66,11 @@ Json report_json(const reshard::ReshardReport& report, bool plan_only) {
     json["seconds"] = json_float(report.seconds);
     json["peak_rss_bytes"] = report.peak_rss_bytes;
     json["shards_kept"] = report.shards_kept;
-    json["proof"] = {{"kind", "equal"}, {"tensors", report.proof_tensors}, {"ok", report.proof_ok}};
+    json["proof"] = {{"kind", report.states_cast > 0 ? "cast" : "equal"},
+                     {"tensors", report.proof_tensors},
+                     {"ok", report.proof_ok}};
   }
+  json["conversions"] = report.conversions;
   json["warnings"] = report.warnings;
   return json;
 }
@@ -78,9 +81,9 @@ std::string layout_string(const std::string& layout_json) {
 }
 
 std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
-  const std::string head =
-      fmt::format("{} -> {}, step {}, {} tensors", layout_string(report.from_layout_json),
-                  layout_string(report.to_layout_json), report.step, report.tensors);
+  std::string head = fmt::format("{} -> {}, step {}, {} tensors", layout_string(report.from_layout_json),
+                                 layout_string(report.to_layout_json), report.step, report.tensors);
+  for (const std::string& conversion : report.conversions) head += "; " + conversion;
   if (plan_only) {
     const auto [least, most] = std::ranges::minmax_element(report.ranks, {}, &reshard::RankShare::bytes);
     return fmt::format(
@@ -92,10 +95,11 @@ std::string text_of(const reshard::ReshardReport& report, bool plan_only) {
   }
   return fmt::format(
       "{}\n  read {}, wrote {} in {:.2f} s; {} chunks passed through, {} recoded; peak memory {}\n"
-      "  proof: fingerprints of {} states {}\n  {}\n",
+      "  proof: fingerprints of {} states {}{}\n  {}\n",
       head, ckpt::size_text(report.read_bytes), ckpt::size_text(report.written_bytes), report.seconds,
       report.chunks_passed_through, report.chunks_recoded, ckpt::size_text(report.peak_rss_bytes),
-      report.proof_tensors, report.proof_ok ? "equal" : "DIFFER", report.target);
+      report.proof_tensors, report.proof_ok ? "equal" : "DIFFER",
+      report.states_cast > 0 ? fmt::format(", of {} after the cast", report.states_cast) : "", report.target);
 }
 
 /// A name under which the checkpoint would be taken for something else: another step, or what a start
@@ -166,6 +170,12 @@ reshard::ReshardReport plan_of_preset(const std::string& source, const FromFlags
   if (!options.plan_only)
     throw Error(ErrorCode::usage,
                 fmt::format("{}: has no values to write; --plan-only, or a checkpoint", source));
+  if (!options.conversion.casts.empty() || options.conversion.vocab ||
+      options.conversion.tie != reshard::Tie::kept)
+    throw Error(
+        ErrorCode::usage,
+        fmt::format("--cast, --vocab, --tie and --untie: belong to a checkpoint; {} is planned as it is",
+                    source));
   if (!from.layout)
     throw Error(ErrorCode::usage, "--from: is missing; give the layout that the checkpoint would have");
   const reshard::ModelSpec model = reshard::build_model(preset->model);
@@ -187,7 +197,10 @@ int reshard(const Arguments& arguments) {
   LayoutFlags layout;
   std::optional<std::uint64_t> max_memory;
   std::optional<std::int64_t> jobs;
-  std::optional<std::string> cast, codec;
+  std::optional<std::string> codec;
+  std::optional<std::int64_t> vocab;
+  std::vector<std::string> casts;
+  bool tie = false, untie = false;
   reshard::ReshardOptions options;
   bool json = false;
   Options flags("reshard", "Writes a checkpoint again for another layout, value for value, and proves it.",
@@ -207,8 +220,17 @@ int reshard(const Arguments& arguments) {
                 "threads that decode and compress (default: all cores, and 1 under mpirun or srun); fewer "
                 "where memory has no room",
                 kMostThreads);
-  flags.flag("--weights-only", options.weights_only, "leave the optimizer's state out");
-  flags.text("--cast", "KIND=DTYPE", cast, "store a kind in another data type");
+  flags.flag("--weights-only", options.conversion.weights_only, "leave the optimizer's state out");
+  flags.texts(
+      "--cast", "KIND=DTYPE", casts,
+      "store a kind of state (param, exp_avg, exp_avg_sq) as fp32, bf16, fp16 or fp64; may be repeated. "
+      "Training resumes from fp32 only");
+  flags.integer(
+      "--vocab", "N", 1, vocab,
+      "make the vocabulary larger (new rows: weights the mean of all others, moments zero) or smaller "
+      "(the last rows are dropped)");
+  flags.flag("--untie", untie, "give lm_head values of its own: a copy of the embeddings");
+  flags.flag("--tie", tie, "drop lm_head, whose values must be those of the embeddings");
   flags.text("--codec", "auto|fast|small|none|deflate", codec,
              "compress all chunks anew (default: as they are stored; only what is cut is compressed)");
   flags.flag("--paranoid", options.paranoid, "read the target again and compare it before it is committed");
@@ -217,9 +239,11 @@ int reshard(const Arguments& arguments) {
   flags.text("--from-stages", "5,6,6,5", from.stages, "of preset:NAME: the layers of each stage");
   flags.flag("--json", json, "print JSON");
   if (!flags.parse(arguments)) return 0;
-  if (cast)
-    throw Error(ErrorCode::usage,
-                fmt::format("--cast: '{}' is not built yet; leave it out to keep the types", *cast));
+  for (const std::string& cast : casts) reshard::add_cast(options.conversion, cast);
+  options.conversion.vocab = vocab;
+  if (tie && untie)
+    throw Error(ErrorCode::usage, "--tie: is given beside --untie; give the one or the other");
+  if (tie || untie) options.conversion.tie = tie ? reshard::Tie::tie : reshard::Tie::untie;
 
   if (max_memory) options.max_memory_bytes = *max_memory;
   if (codec) options.codec = ckpt::parse_codec(*codec);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -24,8 +25,9 @@ namespace {
 // left.
 std::string attempt_name(const ckpt::Commit& commit, const std::string& layout_json,
                          const ReshardOptions& options) {
-  const std::string text = fmt::format("{} {} {} {}", to_hex(commit.manifest.xxh3_128), layout_json,
-                                       options.weights_only, options.codec ? name(*options.codec) : "kept");
+  const std::string text =
+      fmt::format("{} {} {} {}", to_hex(commit.manifest.xxh3_128), layout_json, to_string(options.conversion),
+                  options.codec ? name(*options.codec) : "kept");
   return fmt::format("r-{:016x}", ckpt::xxh3_64(std::as_bytes(std::span(text))));
 }
 
@@ -285,7 +287,8 @@ void Executor::commit(ReshardReport& report) {
   job.commit.generation = from.generation;
   job.commit.attempt = attempt_;
   job.commit.step = from.step;
-  job.description = source_->manifest().description;
+  job.description =
+      converted(source_->manifest().description, config_of(source_->manifest()), plan_.model.config);
   job.description.layout = layout_json_;
   job.writers = plan_.layout.ranks();
   job.before_commit = [&](const ckpt::Manifest& target) { accept(target, report); };
@@ -294,7 +297,9 @@ void Executor::commit(ReshardReport& report) {
 
 // Proves the target, and tells of it.
 void Executor::accept(const ckpt::Manifest& target, ReshardReport& report) const {
-  prove(source_->manifest(), plan_, target);
+  const Proof proof = prove(source_, plan_, target, memory_.threads);
+  report.read_bytes += proof.read_bytes;
+  report.warnings.insert(report.warnings.end(), proof.warnings.begin(), proof.warnings.end());
   if (options_.paranoid) {
     read_again(env_, attempt_dir_, target, memory_.threads,
                [&](std::uint64_t bytes) { group_->count(bytes); });
@@ -321,13 +326,19 @@ ckpt::Codec Executor::source_codec() const {
 
 // Stored bytes of the distinct chunks of all kept states: each of their elements has a place in the target.
 std::uint64_t Executor::needed_bytes() const {
-  std::vector<bool> kept(source_->manifest().states.size());
-  for (const KeptState& k : plan_.states) kept[k.state] = true;
+  // Of each state the rows that are kept; no row of one that is left out.
+  std::vector<std::uint64_t> kept(source_->manifest().states.size());
+  for (const KeptState& k : plan_.states)
+    kept[k.state] = k.converted ? k.converted->kept_rows() : std::numeric_limits<std::uint64_t>::max();
   std::uint64_t bytes = 0;
   for (const ckpt::BoxEntry& box : source_->manifest().boxes) {
-    if (!kept[box.state]) continue;
+    if (kept[box.state] == 0) continue;
     const std::vector<ckpt::ChunkRow>& table = source_->shard(box.file).table();
-    for (std::uint64_t i = 0; i < box.chunks; ++i) bytes += table[box.first_chunk + i].stored_bytes;
+    for (std::uint64_t i = 0; i < box.chunks; ++i) {
+      const ckpt::Box chunk = ckpt::chunk_box(box.box, box.chunk, i);
+      if (chunk.offset.empty() || chunk.offset[0] < kept[box.state])
+        bytes += table[box.first_chunk + i].stored_bytes;
+    }
   }
   return bytes;
 }

@@ -34,7 +34,8 @@ PlanCounter::PlanCounter(TargetPlan& plan) : plan_(plan) {
   plan.ranks.assign(static_cast<std::size_t>(plan.layout.ranks()), {});
 }
 
-void PlanCounter::add(const Pieces& target, const Pieces& source, ckpt::DType dtype, std::uint64_t states) {
+void PlanCounter::add(const Pieces& target, const Pieces& source, ckpt::DType dtype, std::uint64_t states,
+                      bool cast) {
   std::vector<ckpt::Dims> extents;
   extents.reserve(target.boxes.size());
   for (std::size_t i = 0; i < target.boxes.size(); ++i) {
@@ -47,8 +48,9 @@ void PlanCounter::add(const Pieces& target, const Pieces& source, ckpt::DType dt
   const std::vector<Copy> copies = overlap(target.boxes, source.boxes);
   plan_.copies += states * copies.size();
   for (const Copy& copy : copies) {
-    plan_.kept_chunks += states * ckpt::equal_chunks(target.boxes[copy.to], extents[copy.to],
-                                                     source.boxes[copy.from], source.chunks[copy.from]);
+    if (!cast)
+      plan_.kept_chunks += states * ckpt::equal_chunks(target.boxes[copy.to], extents[copy.to],
+                                                       source.boxes[copy.from], source.chunks[copy.from]);
     reads_.emplace_back(target.owners[copy.to], source.owners[copy.from]);
   }
   if (reads_.size() > 2 * distinct_ + kFewReads) drop_repeats();

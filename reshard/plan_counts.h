@@ -31,8 +31,10 @@ ckpt::Dims stored_extents(const ckpt::Box& box, const ckpt::Dims& chunk, ckpt::D
 class PlanCounter {
  public:
   explicit PlanCounter(TargetPlan& plan);
-  /// `states` states of a tensor of one dtype that lie alike in the source, and so in the target.
-  void add(const Pieces& target, const Pieces& source, ckpt::DType dtype, std::uint64_t states);
+  /// `states` states of a tensor of one dtype that lie alike in the source, and so in the target. Of `cast`
+  /// ones no stored chunk can be kept.
+  void add(const Pieces& target, const Pieces& source, ckpt::DType dtype, std::uint64_t states,
+           bool cast = false);
   /// Counts the files, after the last add().
   void finish();
 

@@ -24,25 +24,61 @@ namespace {
                           wrong));
 }
 
+// With the checkpoint's own word on what became of a file that is missing.
+ConvertedState::Expected expected_of(const ConvertedState& state,
+                                     const std::shared_ptr<const ckpt::Checkpoint>& source, int threads) {
+  try {
+    return state.expected(source, threads);
+  } catch (const Error& e) {
+    throw source->explain(e);
+  }
+}
+
 }  // namespace
 
-void prove(const ckpt::Manifest& source, const TargetPlan& plan, const ckpt::Manifest& target) {
-  std::map<std::pair<std::string, std::string>, ckpt::Fingerprint> expected;
+Proof prove(const std::shared_ptr<const ckpt::Checkpoint>& source, const TargetPlan& plan,
+            const ckpt::Manifest& target, int threads) {
+  const ckpt::Manifest& manifest = source->manifest();
+  Proof proof;
+  struct Lost {
+    std::uint64_t tensors = 0, values = 0;
+    ckpt::DType type = ckpt::DType::f32;
+  };
+  std::map<std::string, Lost> of_kind;
+  std::map<std::pair<std::string, std::string>, std::pair<ckpt::Fingerprint, ckpt::DType>> expected;
   for (const KeptState& kept : plan.states) {
-    const ckpt::StateEntry& state = source.states[kept.state];
-    expected[{source.tensors[state.tensor].name, state.kind}] = state.fingerprint;
+    const ckpt::StateEntry& state = manifest.states[kept.state];
+    const std::string& tensor = plan.model.tensors[kept.tensor].name;
+    ckpt::Fingerprint fingerprint = state.fingerprint;
+    if (kept.converted) {
+      const ConvertedState::Expected found = expected_of(*kept.converted, source, threads);
+      fingerprint = found.fingerprint;
+      proof.read_bytes += found.read_bytes;
+      if (found.underflows > 0) {
+        Lost& lost = of_kind[state.kind];
+        ++lost.tensors;
+        lost.values += found.underflows;
+        lost.type = kept.dtype;
+      }
+    }
+    expected[{tensor, state.kind}] = {fingerprint, kept.dtype};
   }
   for (const ckpt::StateEntry& state : target.states) {
     const std::string& tensor = target.tensors[state.tensor].name;
     const auto at = expected.find({tensor, state.kind});
     if (at == expected.end()) refuse(tensor, state.kind, "is not in the source");
-    if (at->second != state.fingerprint) refuse(tensor, state.kind, "the fingerprint differs");
+    if (at->second.second != state.dtype) refuse(tensor, state.kind, "has another type than it should");
+    if (at->second.first != state.fingerprint) refuse(tensor, state.kind, "the fingerprint differs");
     expected.erase(at);
   }
   if (!expected.empty()) {
     const auto& [tensor, kind] = expected.begin()->first;
     refuse(tensor, kind, "is missing in the target");
   }
+  for (const auto& [kind, lost] : of_kind)
+    proof.warnings.push_back(fmt::format("{}: {} values in {} tensors are too small for {} and are zero now",
+                                         kind, lost.values, lost.tensors, ckpt::name(lost.type)));
+  return proof;
 }
 
 void read_again(ckpt::Env& env, const std::string& directory, const ckpt::Manifest& target, int threads,

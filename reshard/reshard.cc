@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "ckpt/checkpoint.h"
 #include "ckpt/error.h"
@@ -59,25 +61,53 @@ ReshardReport planned(const std::string& from, const TargetPlan& plan, const Res
   return report;
 }
 
+// What a reader of the report must know beside the layout.
+void tell_conversions(const ckpt::Manifest& source, const TargetPlan& plan, const Conversion& conversion,
+                      ReshardReport& report) {
+  std::map<std::string, std::set<std::string>> types;  // by kind, in the source
+  for (const KeptState& kept : plan.states) {
+    const ckpt::StateEntry& state = source.states[kept.state];
+    if (state.dtype == kept.dtype) continue;
+    ++report.states_cast;
+    types[state.kind].emplace(ckpt::name(state.dtype));
+  }
+  for (const auto& [kind, from] : types)
+    report.conversions.push_back(fmt::format("{} cast from {} to {}", kind, fmt::join(from, " and "),
+                                             ckpt::name(conversion.casts.at(kind))));
+  const std::int64_t before = config_of(source).vocab, after = plan.model.config.vocab;
+  if (after > before)
+    report.conversions.push_back(
+        fmt::format("vocabulary {} -> {}: {} new rows, weights the mean of the {} kept, moments zero", before,
+                    after, after - before, before));
+  if (after < before)
+    report.conversions.push_back(
+        fmt::format("vocabulary {} -> {}: the last {} rows dropped", before, after, before - after));
+  if (conversion.tie == Tie::tie)
+    report.conversions.emplace_back("embeddings tied: lm_head dropped, which had equal values");
+  if (conversion.tie == Tie::untie)
+    report.conversions.emplace_back("embeddings untied: lm_head is a copy of them");
+  if (conversion.weights_only) report.conversions.emplace_back("weights only");
+}
+
 // Without the shards' chunk tables the stored sizes of chunks are not known; the files' share of what is kept
 // stands for them.
-std::uint64_t estimated_bytes(const ckpt::Manifest& source, const TargetPlan& plan) {
+std::uint64_t estimated_bytes(const ckpt::Manifest& source, std::uint64_t raw_bytes) {
   std::uint64_t stored = 0;
   for (const ckpt::FileRecord& file : source.files) stored += file.bytes;
   double all_raw = 0;
   for (const ckpt::StateEntry& state : source.states) {
     all_raw += static_cast<double>(state.fingerprint.count) * static_cast<double>(ckpt::size_of(state.dtype));
   }
-  const double share = all_raw > 0 ? static_cast<double>(plan.raw_bytes) / all_raw : 0;
+  const double share = all_raw > 0 ? static_cast<double>(raw_bytes) / all_raw : 0;
   return static_cast<std::uint64_t>(static_cast<double>(stored) * share);
 }
 
 // What a plan says and a reshard counts.
-void estimate(const TargetPlan& plan, std::uint64_t bytes, const ReshardOptions& options,
-              ReshardReport& report) {
-  report.needed_bytes = bytes;
-  report.read_bytes = bytes;
-  report.written_bytes = bytes;
+void estimate(const TargetPlan& plan, std::uint64_t read_bytes, std::uint64_t written_bytes,
+              const ReshardOptions& options, ReshardReport& report) {
+  report.needed_bytes = read_bytes;
+  report.read_bytes = read_bytes;
+  report.written_bytes = written_bytes;
   report.chunks_read = plan.source_chunks;
   report.chunks_passed_through = options.codec ? 0 : plan.kept_chunks;
   report.chunks_recoded = plan.target_chunks - report.chunks_passed_through;
@@ -94,16 +124,17 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
   const std::string target = normal(options.target);
   check_target(env, options.source, target);
   const auto source = std::make_shared<const ckpt::Checkpoint>(ckpt::Checkpoint::open(env, options.source));
-  const TargetPlan plan =
-      plan_target(source->manifest(), options.layout, options.weights_only, options.source);
+  const TargetPlan plan = plan_target(source->manifest(), options.layout, options.conversion, options.source);
 
   ReshardReport report = planned(source->manifest().description.layout, plan, options);
+  tell_conversions(source->manifest(), plan, options.conversion, report);
   report.source = source->path();
   report.target = target;
   report.step = source->commit().step;
   report.warnings = batch_warnings(source->manifest().description.config, plan);
   if (options.plan_only) {
-    estimate(plan, estimated_bytes(source->manifest(), plan), options, report);
+    estimate(plan, estimated_bytes(source->manifest(), plan.source_raw_bytes),
+             estimated_bytes(source->manifest(), plan.raw_bytes), options, report);
   } else {
     Executor(env, options, source, plan, target).run(report);
   }
@@ -115,9 +146,9 @@ ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options) {
 ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const ReshardOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   check_options(options);
-  const TargetPlan plan = plan_imagined(model, from, options.layout, options.weights_only);
+  const TargetPlan plan = plan_imagined(model, from, options.layout, options.conversion.weights_only);
   ReshardReport report = planned(to_json(from, model), plan, options);
-  estimate(plan, plan.raw_bytes, options, report);
+  estimate(plan, plan.raw_bytes, plan.raw_bytes, options, report);
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.peak_rss_bytes = peak_rss_bytes();
   return report;

@@ -11,6 +11,7 @@
 #include "ckpt/codec.h"
 #include "ckpt/contents.h"
 #include "ckpt/env.h"
+#include "reshard/conversion.h"
 #include "reshard/layout.h"
 #include "reshard/model_spec.h"
 #include "reshard/process_place.h"
@@ -23,7 +24,7 @@ struct ReshardOptions {
   Layout layout;
   std::uint64_t max_memory_bytes = 512u << 20;  // at least 64 MiB
   int jobs = 1;
-  bool weights_only = false;
+  Conversion conversion = {};
   bool plan_only = false;
   bool paranoid = false;  // the target is read again and compared before the commit
   /// Given, all chunks are encoded anew; else those that need no cutting stay as they are stored.
@@ -66,8 +67,10 @@ struct ReshardReport {
   std::uint64_t proof_tensors =
       0;  // states whose fingerprints were compared, source against target, before the commit
   bool proof_ok = false;
-  std::vector<RankShare> ranks;       // of a plan, by rank of the target
-  std::vector<std::string> warnings;  // for example a dp that training's batch does not allow
+  std::vector<std::string> conversions;  // what else than the layout is another one, a line each
+  std::uint64_t states_cast = 0;         // states of the target that have another type than in the source
+  std::vector<RankShare> ranks;          // of a plan, by rank of the target
+  std::vector<std::string> warnings;     // for example a dp that training's batch does not allow
 };
 
 /// Error(exists) if the target is there, Error(usage) for an illegal layout, Error(busy) if another process
@@ -77,8 +80,8 @@ struct ReshardReport {
 ReshardReport reshard(ckpt::Env& env, const ReshardOptions& options);
 
 /// The plan of resharding a training checkpoint of `model` from a layout; there need not be one. Of the
-/// options `layout`, `max_memory_bytes` and `weights_only` count; bytes are those of values, before
-/// compression.
+/// options `layout`, `max_memory_bytes` and `conversion.weights_only` count; bytes are those of values,
+/// before compression.
 ReshardReport plan_reshard(const ModelSpec& model, const Layout& from, const ReshardOptions& options);
 
 /// The model and the layout that a checkpoint's manifest describes; Error(mismatch) naming `path` if it is

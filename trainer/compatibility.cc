@@ -72,6 +72,7 @@ Comparison compare(const ckpt::Manifest& stored, const std::string& path, const 
                             "directory",
                             path, fmt::join(fields, "; ")),
                 path);
+  check_types(stored, path, false);
   Comparison result;
   result.weights_only = is_weights_only(stored);
 
@@ -96,6 +97,18 @@ Comparison compare(const ckpt::Manifest& stored, const std::string& path, const 
   for (const char* section : kFreeSections)
     compare_section(then_config, now_config, section, {}, result.permitted);
   return result;
+}
+
+void check_types(const ckpt::Manifest& stored, const std::string& path, bool weights_only) {
+  for (const ckpt::StateEntry& state : stored.states) {
+    if (state.dtype == ckpt::DType::f32 || (weights_only && state.kind != reshard::kParam)) continue;
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("{0}: its {1} is {2}, and training goes on from f32; `shardwright reshard {0} DST --cast "
+                    "{1}=fp32` makes one",
+                    path, state.kind, ckpt::name(state.dtype)),
+        path);
+  }
 }
 
 void refuse_changes(const Comparison& comparison, const std::string& path) {

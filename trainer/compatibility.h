@@ -31,6 +31,10 @@ struct Comparison {
 Comparison compare(const ckpt::Manifest& stored, const std::string& path, const Config& config,
                    const reshard::ModelSpec& model, const TrainingState& here);
 
+/// Error(mismatch) unless all states, or those of the weights alone, are fp32, as training and evaluation
+/// hold them: `reshard --cast` makes others.
+void check_types(const ckpt::Manifest& stored, const std::string& path, bool weights_only);
+
 /// Throws Error(mismatch) naming what needs --accept-changes, if anything does.
 void refuse_changes(const Comparison& comparison, const std::string& path);
 

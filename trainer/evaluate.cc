@@ -9,6 +9,7 @@
 #include "ckpt/scan.h"
 #include "kernels/device.h"
 #include "reshard/reshard.h"
+#include "trainer/compatibility.h"
 #include "trainer/sample_loss.h"
 #include "trainer/training_state.h"
 
@@ -24,6 +25,7 @@ EvalReport evaluate(const std::string& checkpoint, const std::vector<std::string
   ckpt::Env& env = ckpt::posix_env();
   const ckpt::Checkpoint open = ckpt::Checkpoint::open(env, ckpt::resolve_checkpoint(env, checkpoint));
   const reshard::ModelSpec spec = reshard::model_of(open.manifest(), open.path());
+  check_types(open.manifest(), open.path(), true);
   const std::int64_t positions = spec.config.seq_len;
   const TokenData data = TokenData::open(files, format, spec.config.vocab);
   if (data.samples(positions) == 0)

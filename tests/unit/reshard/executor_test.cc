@@ -103,7 +103,7 @@ TEST(ExecutorChild, DISABLED_Run) {
 TEST_F(ExecutorTest, ShardsWrittenAtOnceEqualThoseWrittenAlone) {
   for (const char* layout : {"t3p2d1z0", "t2p1d3z1", "t1p2d2z1"}) {
     const auto source = open(labelled("t2p1d3z1"));
-    const TargetPlan plan = plan_target(source->manifest(), parse_layout(layout), false);
+    const TargetPlan plan = plan_target(source->manifest(), parse_layout(layout));
     const auto cache = std::make_shared<ckpt::ChunkCache>(source, 1u << 30);
     const std::string alone = dir_ / (std::string("alone-") + layout);
     const std::string at_once = dir_ / (std::string("at-once-") + layout);
@@ -130,7 +130,7 @@ TEST_F(ExecutorTest, ABandOfRowsInTheCacheSuffices) {
                                  {"t2p1d3z1", "t3p2d1z0"},
                                  {"t1p2d2z1", "t2p1d3z1"}}) {
     const auto source = open(labelled(from));
-    const TargetPlan plan = plan_target(source->manifest(), parse_layout(to), false);
+    const TargetPlan plan = plan_target(source->manifest(), parse_layout(to));
     const auto cache = std::make_shared<ckpt::ChunkCache>(source, 4u << 20);
     const std::string out = dir_ / (std::string(from) + "-" + to);
     env_.create_dirs(out);

@@ -73,7 +73,7 @@ TEST(PlanImagined, AgreesWithThePlanOfAManifest) {
       const Layout a = parse_layout(from), b = parse_layout(to);
       if (!illegal(a, model).empty() || !illegal(b, model).empty()) continue;
       const TargetPlan imagined = plan_imagined(model, a, b, false);
-      const TargetPlan plan = plan_target(manifest_of(model, a), b, false);
+      const TargetPlan plan = plan_target(manifest_of(model, a), b);
       EXPECT_EQ(imagined.tensors, plan.tensors);
       EXPECT_EQ(imagined.raw_bytes, plan.raw_bytes);
       EXPECT_EQ(imagined.raw_bytes, 12 * model.parameters());
@@ -107,7 +107,7 @@ TEST(PlanTarget, CountsEachStateAsItLies) {
   std::ranges::copy_if(alone.boxes, std::back_inserter(mixed.boxes), is_param);
   const TargetPlan of_cut = plan_imagined(model, cut, cut, true),
                    of_whole = plan_imagined(model, whole, cut, true);
-  const TargetPlan plan = plan_target(mixed, cut, false);
+  const TargetPlan plan = plan_target(mixed, cut);
   EXPECT_EQ(plan.copies, 2 * of_cut.copies + of_whole.copies);
   EXPECT_EQ(plan.kept_chunks, 2 * of_cut.kept_chunks + of_whole.kept_chunks);
   EXPECT_EQ(plan.source_chunks, 2 * of_cut.source_chunks + of_whole.source_chunks);
@@ -144,7 +144,7 @@ TEST(PlanReshard, AllOfMtNlgsLayouts) {
 TEST(PlanReshard, WeightsOnlyIsAThird) {
   ReshardOptions options;
   options.layout = parse_layout("t2");
-  options.weights_only = true;
+  options.conversion.weights_only = true;
   const ModelSpec model = build_model(g1_model());
   const ReshardReport report = plan_reshard(model, parse_layout("d3z1"), options);
   EXPECT_EQ(report.needed_bytes, 4 * model.parameters());

@@ -158,7 +158,7 @@ TEST_F(ReshardTest, PlanOnlyAgreesAndWritesNothing) {
 TEST_F(ReshardTest, WeightsOnlyKeepsParam) {
   const std::string a = labelled("d3");
   ReshardOptions o = options(a, "b", parse_layout("t1"));
-  o.weights_only = true;
+  o.conversion.weights_only = true;
   EXPECT_EQ(reshard(env_, o).proof_tensors, small_model().tensors.size());
   for (const ckpt::StateEntry& s : states(o.target)) EXPECT_EQ(s.kind, kParam);
   EXPECT_THAT(check_labels(env_, o.target), IsEmpty());
@@ -280,7 +280,7 @@ TEST_F(ReshardTest, LabelsSeeOneSwappedBoxOfThePlan) {
   const Layout layout = parse_layout("t3");
   const auto source = std::make_shared<const ckpt::Checkpoint>(ckpt::Checkpoint::open(env_, a));
   const auto cache = std::make_shared<ckpt::ChunkCache>(source, 1u << 20);
-  const TargetPlan plan = plan_target(source->manifest(), layout, false);
+  const TargetPlan plan = plan_target(source->manifest(), layout);
   const std::string q = "model.layers.1.self_attn.q_proj.weight";
   const auto is_q = [&](const ckpt::SaveItem& item) { return item.tensor == q && item.kind == kExpAvg; };
   const auto write = [&](const std::string& path, bool swapped) {
