@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "ckpt/error.h"
+#include "ckpt/verify.h"
 #include "reshard/reshard.h"
 #include "tests/tools/label_fill.h"
 #include "tests/tools/temp_dir.h"
@@ -17,7 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class ReshardFailures : public ::testing::Test {
+/// With what a reshard may change beside the layout, and without.
+class ReshardFailures : public ::testing::TestWithParam<bool> {
  protected:
   ReshardFailures() {
     source_ = dir_ / "source";
@@ -31,7 +33,17 @@ class ReshardFailures : public ::testing::Test {
     o.target = dir_ / name;
     o.layout = parse_layout("t3p1d1z0");
     o.jobs = 2;
+    if (GetParam()) {
+      o.conversion.vocab = 37;
+      o.conversion.casts = {{kExpAvg, ckpt::DType::bf16}};
+    }
     return o;
+  }
+  void expect_right(const std::string& path) {
+    EXPECT_TRUE(ckpt::verify(posix_, path, 1).ok());
+    if (!GetParam()) {
+      EXPECT_THAT(check_labels(posix_, path), IsEmpty());
+    }
   }
   std::vector<std::string> names() { return posix_.list(dir_.path()); }
 
@@ -40,7 +52,7 @@ class ReshardFailures : public ::testing::Test {
   std::string source_;
 };
 
-TEST_F(ReshardFailures, AnyOperationThatFails) {
+TEST_P(ReshardFailures, AnyOperationThatFails) {
   ckpt::TraceEnv env;
   reshard(env, options("whole"));
   const std::size_t count = env.ops().size();
@@ -63,7 +75,7 @@ TEST_F(ReshardFailures, AnyOperationThatFails) {
       if (posix_.exists(dir_ / "b")) {
         // What fails behind the commit point is said, and the target is whole.
         ++committed;
-        EXPECT_THAT(check_labels(posix_, dir_ / "b"), IsEmpty());
+        expect_right(dir_ / "b");
         ckpt::remove_checkpoint_dir(posix_, dir_ / "b");
         posix_.unlink(dir_ / "b.lock");
       } else {
@@ -75,7 +87,7 @@ TEST_F(ReshardFailures, AnyOperationThatFails) {
   EXPECT_GT(committed, 0u);
 }
 
-TEST_F(ReshardFailures, ADiskThatDiesLeavesNothingSelectable) {
+TEST_P(ReshardFailures, ADiskThatDiesLeavesNothingSelectable) {
   ckpt::TraceEnv env;
   reshard(env, options("whole"));
   const std::size_t count = env.ops().size();
@@ -88,12 +100,12 @@ TEST_F(ReshardFailures, ADiskThatDiesLeavesNothingSelectable) {
     // What could not be removed is found by the next try.
     EXPECT_TRUE(reshard(env, options("b")).proof_ok) << i;
     EXPECT_EQ(names(), (std::vector<std::string>{"b", "source", "whole"})) << i;
-    EXPECT_THAT(check_labels(posix_, dir_ / "b"), IsEmpty());
+    expect_right(dir_ / "b");
     ckpt::remove_checkpoint_dir(posix_, dir_ / "b");
   }
 }
 
-TEST_F(ReshardFailures, ASourceThatIsRemovedMeanwhileIsSaid) {
+TEST_P(ReshardFailures, ASourceThatIsRemovedMeanwhileIsSaid) {
   ReshardOptions o = options("b");
   bool removed = false;
   o.progress = [&](std::uint64_t, std::uint64_t) {
@@ -110,7 +122,7 @@ TEST_F(ReshardFailures, ASourceThatIsRemovedMeanwhileIsSaid) {
   EXPECT_THAT(names(), IsEmpty());
 }
 
-TEST_F(ReshardFailures, EachDamagedShardIsNamed) {
+TEST_P(ReshardFailures, EachDamagedShardIsNamed) {
   for (const std::string& name : posix_.list(source_)) {
     if (!name.ends_with(".h5")) continue;
     const std::string path = source_ + "/" + name, whole = ckpt::read_file(posix_, path);
@@ -131,6 +143,9 @@ TEST_F(ReshardFailures, EachDamagedShardIsNamed) {
   }
   EXPECT_TRUE(reshard(posix_, options("b")).proof_ok);
 }
+
+INSTANTIATE_TEST_SUITE_P(, ReshardFailures, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "Converted" : "AsItIs"; });
 
 }  // namespace
 }  // namespace shardwright::reshard
