@@ -90,6 +90,24 @@ class StorageTestCase(RunTestCase):
         self.train(config, "d2z1", "--stop-after", "6")
         self.assertEqual(self.kept(), [6])
 
+    def test_AFailureWhileTheOptimizerWaitsEndsTheSaveAndNotTheTraining(self):  # timeout=150
+        """A save of 13 MB takes far longer than a step of one short sequence, so the next optimizer step meets it at work."""
+        model = dict(arch="llama", layers=5, hidden=240, heads=6, kv_heads=2, ffn=668, vocab=33, seq_len=8, tie_embeddings=False)
+        sections = dict(train={"steps": 5, "global_batch": 3}, checkpoint={"every": 2, "codec": "small"})
+        whole, config = self.config("whole", model, **sections), self.config("run", model, **sections)
+        self.train(whole, "d3z1")
+        result = self.train(config, "d3z1", env={"SHARDWRIGHT_FAULT": "save.window:rank=1:step=2=eio"})
+        self.assertRegex(result.stdout + result.stderr, "checkpoint of step 2 failed: rank 1: .*save.window: injected failure")
+        self.assert_losses(self.losses(self.dir / "whole"), self.losses(self.dir / "run"), 0)
+        saves = {r["step"]: r for r in self.records(self.dir / "run", "checkpoint")}
+        self.assertEqual({s: r["outcome"] for s, r in saves.items()}, {2: "failed", 4: "committed", 5: "committed"})
+        # Nothing of the failed one is left, on the disk or in memory.
+        self.assertEqual(sorted(p.name for p in (self.dir / "run" / "checkpoints").glob("step-*")),
+                         [f"step-{s:010d}" for s in (4, 5)])
+        undisturbed = max(r["peak_host_bytes"] for r in self.records(self.dir / "whole", "checkpoint"))
+        self.assertLess(max(r["peak_host_bytes"] for r in saves.values()), 1.5 * undisturbed)
+        self.same_state(self.checkpoint(self.dir / "whole", 5), self.checkpoint(self.dir / "run", 5))
+
     def test_B118_ARealFullFileSystem(self):  # timeout=150
         """A tmpfs with room for a few checkpoints only (needs a mount namespace)."""
         probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
