@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <ctime>
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -308,7 +308,7 @@ TEST(LayoutRules, SuggestionsAreLegalAndTheNearest) {
 }
 
 TEST(LayoutRules, HugeQuestionsAreAnsweredAtOnce) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // processor time: other tests run beside this one
   ModelSpec model = model_with(4, 4, 4);
   model.config.layers = 100'000;
   model.config.heads = model.config.kv_heads = 720'720;
@@ -321,8 +321,7 @@ TEST(LayoutRules, HugeQuestionsAreAnsweredAtOnce) {
       illegal(parse_layout(text), model, batch);
     }
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  EXPECT_LT(seconds, 36 * 0.25);
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 36 * 0.25);
 }
 
 TEST(LayoutRules, DpZeroIsWhatTheRankCountLeaves) {
