@@ -170,6 +170,8 @@ int bench_reshard(const Arguments& arguments) {
                 {"reshard_least_s", b.reshard_least_s},
                 {"reshard_most_s", b.reshard_most_s},
                 {"ratio_to_copy", b.ratio_to_copy},
+                {"early_copy_s", b.early_copy_s},
+                {"ratio_to_early_copy", b.ratio_to_early_copy},
                 {"seconds_per_gb", b.seconds_per_gb},
                 {"peak_rss_bytes", b.peak_rss_bytes},
                 {"read_per_needed", b.read_per_needed},
@@ -181,13 +183,14 @@ int bench_reshard(const Arguments& arguments) {
   }
   std::string text = fmt::format(
       "state     {} raw, {} stored; {} -> {}\n"
-      "copy      {:.2f} s ({:.2f} to {:.2f})\n"
-      "reshard   {:.2f} s ({:.2f} to {:.2f}), {:.2f} of the copy's time; {:.2f} s a GB; peak memory {}\n"
+      "copy      {:.2f} s ({:.2f} to {:.2f}) as dd conv=fsync; {:.2f} s where the disk begins at once\n"
+      "reshard   {:.2f} s ({:.2f} to {:.2f}), {:.2f} and {:.2f} of the copies' times; {:.2f} s a GB; peak "
+      "memory {}\n"
       "read      {:.3f} of what is needed; {:.1f} % of the chunks passed through\n",
       ckpt::size_text(b.raw_bytes), ckpt::size_text(b.stored_bytes), options.from.string(),
-      options.to.string(), b.copy_s, b.copy_least_s, b.copy_most_s, b.reshard_s, b.reshard_least_s,
-      b.reshard_most_s, b.ratio_to_copy, b.seconds_per_gb, ckpt::size_text(b.peak_rss_bytes),
-      b.read_per_needed, 100 * b.passed_through_share);
+      options.to.string(), b.copy_s, b.copy_least_s, b.copy_most_s, b.early_copy_s, b.reshard_s,
+      b.reshard_least_s, b.reshard_most_s, b.ratio_to_copy, b.ratio_to_early_copy, b.seconds_per_gb,
+      ckpt::size_text(b.peak_rss_bytes), b.read_per_needed, 100 * b.passed_through_share);
   for (const auto& s : b.scaling) text += fmt::format("jobs {:<4} {:.2f} s\n", s.jobs, s.seconds);
   print(text);
   return 0;

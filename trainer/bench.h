@@ -56,11 +56,13 @@ struct ReshardBench {
   std::string from_json, to_json;  // layouts
   std::string model_json;
   std::uint64_t raw_bytes = 0, stored_bytes = 0;  // of the checkpoint made
-  double copy_s = 0;                              // all its files, written as one and fsynced
+  double copy_s = 0;                              // all its files as one, as dd conv=fsync writes them
   double copy_least_s = 0, copy_most_s = 0;       // of the rounds
   double reshard_s = 0;                           // the whole process
   double reshard_least_s = 0, reshard_most_s = 0;
-  double ratio_to_copy = 0;   // median of the rounds' ratios
+  double ratio_to_copy = 0;  // median of the rounds' ratios
+  double early_copy_s = 0;   // the same copy where the disk begins to write before the fsync
+  double ratio_to_early_copy = 0;
   double seconds_per_gb = 0;  // 10^9 stored bytes
   std::uint64_t peak_rss_bytes = 0;
   double read_per_needed = 0;

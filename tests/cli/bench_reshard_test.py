@@ -21,7 +21,7 @@ class BenchReshardTestCase(RunTestCase):
         self.assertEqual(document["to"]["string"], "t3p2d1z0")
         self.assertTrue(9 << 20 <= document["raw_bytes"] <= 14 << 20, document)
         self.assertTrue(document["raw_bytes"] / 2 < document["stored_bytes"] < document["raw_bytes"], document)
-        for name in ("copy_s", "reshard_s", "seconds_per_gb", "ratio_to_copy"):
+        for name in ("copy_s", "reshard_s", "seconds_per_gb", "ratio_to_copy", "ratio_to_early_copy"):
             self.assertGreater(document[name], 0, name)
         self.assertAlmostEqual(document["ratio_to_copy"], document["reshard_s"] / document["copy_s"])  # of one round
         self.assertAlmostEqual(document["seconds_per_gb"], document["reshard_s"] / document["stored_bytes"] * 1e9)
