@@ -29,6 +29,18 @@ void swiglu_forward(CudaStream s, ConstElements gate_up, Elements y, std::int64_
 void swiglu_backward(CudaStream s, ConstElements dy, ConstElements gate_up, Elements d_gate_up,
                      std::int64_t rows, std::int64_t width);
 
+/// Rows are summed in an order that depends on their length alone, and rows for the gradients of weight and
+/// bias in one that depends on their number alone.
+void layernorm_forward(CudaStream s, const float* x, const float* weight, const float* bias, Elements y,
+                       float* mean, float* rstd, std::int64_t rows, std::int64_t channels, float eps);
+void layernorm_backward(CudaStream s, const float* dy, const float* x, const float* weight, const float* mean,
+                        const float* rstd, float* dx, float* dweight, float* dbias, std::int64_t rows,
+                        std::int64_t channels);
+void rmsnorm_forward(CudaStream s, const float* x, const float* weight, Elements y, float* rstd,
+                     std::int64_t rows, std::int64_t channels, float eps);
+void rmsnorm_backward(CudaStream s, const float* dy, const float* x, const float* weight, const float* rstd,
+                      float* dx, float* dweight, std::int64_t rows, std::int64_t channels);
+
 /// The bits of the CPU's.
 void dropout(CudaStream s, const Dropout& d, const float* x, Elements y, std::int64_t n, std::uint64_t first);
 /// The bits of the CPU's: compiled without fused multiply-add.

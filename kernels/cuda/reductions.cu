@@ -1,7 +1,8 @@
-// Reductions in a fixed order: a fixed number of blocks, each thread its stride, shuffles within a warp, then
-// the warps in order; no atomic addition of numbers.
+// Reductions in a fixed order: a fixed number of blocks, each thread its stride, then the threads as
+// block_sum adds them.
 #include <bit>
 
+#include "kernels/cuda/block_sum.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"
 
@@ -9,18 +10,6 @@ namespace shardwright::kernels::cuda {
 namespace {
 
 static_assert(kReductionBlocks <= kThreads);
-
-// The sum over the block, for thread 0; every thread calls it.
-__device__ double block_sum(double value) {
-  __shared__ double warps[kThreads / 32];
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  double sum = 0;
-  if (threadIdx.x == 0)
-    for (double warp : warps) sum += warp;
-  return sum;
-}
 
 __global__ void squares_kernel(const float* x, std::int64_t n, double* blocks) {
   double sum = 0;
