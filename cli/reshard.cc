@@ -15,11 +15,13 @@
 #include "ckpt/scan.h"
 #include "ckpt/size_text.h"
 #include "cli/commands.h"
+#include "cli/gpus_flag.h"
 #include "cli/layout_flags.h"
 #include "cli/options.h"
 #include "cli/output.h"
 #include "cli/words.h"
 #include "reshard/presets.h"
+#include "trainer/plan_request.h"
 
 namespace shardwright::cli {
 namespace {
@@ -125,8 +127,25 @@ void check_name(ckpt::Env& env, const std::string& target, std::uint64_t step) {
                 target);
 }
 
+/// Where to: a layout that was given, or the planner's.
+struct TargetFlags {
+  LayoutFlags layout;
+  GpusFlag gpus;
+};
+
+/// `planned` is filled if it was the planner who chose.
+reshard::Layout target_layout(const TargetFlags& flags, const ckpt::Manifest& source, const std::string& path,
+                              const reshard::Conversion& conversion, std::optional<PlannedTarget>& planned) {
+  if (!flags.gpus.given()) return flags.layout.apply(source, path);
+  const reshard::ModelSpec model =
+      reshard::build_model(reshard::converted(reshard::config_of(source, path), conversion));
+  planned = planned_target(trainer::plan_request(model, source.description.config, flags.gpus.gpus()));
+  return planned->layout;
+}
+
 reshard::ReshardReport reshard_checkpoint(const std::string& source, const std::string& target,
-                                          const LayoutFlags& layout, reshard::ReshardOptions options) {
+                                          const TargetFlags& flags, reshard::ReshardOptions options,
+                                          std::optional<PlannedTarget>& planned) {
   if (target.empty()) throw Error(ErrorCode::usage, "reshard: DST is missing; give the directory to make");
   ckpt::Env& env = ckpt::posix_env();
   options.source = ckpt::resolve_checkpoint(env, source);
@@ -135,7 +154,7 @@ reshard::ReshardReport reshard_checkpoint(const std::string& source, const std::
   check_name(env, options.target, checkpoint.commit().step);
   reshard::config_of(checkpoint.manifest(),
                      options.source);  // of a transformer, before its layout is asked for
-  options.layout = layout.apply(checkpoint.manifest(), options.source);
+  options.layout = target_layout(flags, checkpoint.manifest(), options.source, options.conversion, planned);
   if (options.process.rank > 0) return reshard::reshard(env, options);
   ProgressBar bar("reshard");
   options.progress = [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); };
@@ -161,7 +180,8 @@ struct FromFlags {
 };
 
 reshard::ReshardReport plan_of_preset(const std::string& source, const FromFlags& from,
-                                      const LayoutFlags& target, reshard::ReshardOptions options) {
+                                      const TargetFlags& target, reshard::ReshardOptions options,
+                                      std::optional<PlannedTarget>& planned) {
   const std::string name = source.substr(kPreset.size());
   const reshard::Preset* preset = reshard::find_preset(name);
   if (preset == nullptr)
@@ -182,9 +202,16 @@ reshard::ReshardReport plan_of_preset(const std::string& source, const FromFlags
   reshard::Layout layout = reshard::parse_layout(*from.layout);
   if (from.stages) layout.stages = parse_stages("--from-stages", *from.stages);
   reshard::check_layout(layout, model);
-  ckpt::Manifest manifest;
-  manifest.description.layout = reshard::to_json(layout, model);
-  options.layout = target.apply(manifest, source);
+  if (target.gpus.given()) {
+    trainer::PlanRequest request = trainer::plan_request(*preset);
+    request.gpus = target.gpus.gpus();
+    planned = planned_target(request);
+    options.layout = planned->layout;
+  } else {
+    ckpt::Manifest manifest;
+    manifest.description.layout = reshard::to_json(layout, model);
+    options.layout = target.layout.apply(manifest, source);
+  }
   reshard::ReshardReport report = reshard::plan_reshard(model, layout, options);
   report.source = source;
   return report;
@@ -194,7 +221,7 @@ reshard::ReshardReport plan_of_preset(const std::string& source, const FromFlags
 
 int reshard(const Arguments& arguments) {
   std::string source, target;
-  LayoutFlags layout;
+  TargetFlags to;
   std::optional<std::uint64_t> max_memory;
   std::optional<std::int64_t> jobs;
   std::optional<std::string> codec;
@@ -213,7 +240,8 @@ int reshard(const Arguments& arguments) {
   flags.optional_positional(
       "DST", target,
       "the directory to make; its name should be the step's, as step-0000000120, to resume from");
-  layout.declare(flags);
+  to.layout.declare(flags);
+  to.gpus.declare(flags);
   flags.size("--max-memory", max_memory,
              "memory to use, whatever the model's size (default 512MiB, at least 64MiB)");
   flags.integer("--jobs", "N", 1, jobs,
@@ -250,22 +278,29 @@ int reshard(const Arguments& arguments) {
   if (!options.plan_only) options.process = reshard::place_from_environment();
   options.jobs = static_cast<int>(
       jobs.value_or(options.process.count > 1 ? 1 : std::max(1u, std::thread::hardware_concurrency())));
+  if (to.gpus.given() && to.layout.given())
+    throw Error(ErrorCode::usage, "--gpus: is given beside a layout; give the one or the other");
   reshard::ReshardReport report;
+  std::optional<PlannedTarget> planned;
   if (source.starts_with(kPreset)) {
-    report = plan_of_preset(source, from, layout, options);
+    report = plan_of_preset(source, from, to, options, planned);
   } else {
     if (from.layout || from.stages)
       throw Error(ErrorCode::usage, "--from: belongs to preset:NAME; a checkpoint says its own layout");
     if (options.process.rank > 0)
-      return quietly([&] { reshard_checkpoint(source, target, layout, options); });
-    report = reshard_checkpoint(source, target, layout, options);
+      return quietly([&] { reshard_checkpoint(source, target, to, options, planned); });
+    report = reshard_checkpoint(source, target, to, options, planned);
   }
+  if (planned && !planned->warning.empty()) report.warnings.push_back(planned->warning);
   for (const std::string& warning : report.warnings)
     std::fputs(fmt::format("shardwright: warning: {}\n", warning).c_str(), stderr);
-  if (json)
-    print_json(report_json(report, options.plan_only));
-  else
-    print(text_of(report, options.plan_only));
+  if (json) {
+    Json document = report_json(report, options.plan_only);
+    if (planned) document["plan"] = planned->json;
+    print_json(document);
+  } else {
+    print((planned ? planned->text + "\n" : "") + text_of(report, options.plan_only));
+  }
   return options.plan_only || report.proof_ok ? 0 : 1;
 }
 

@@ -1,6 +1,7 @@
 #include "trainer/plan_request.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "trainer/config_schema.h"
 
@@ -45,6 +46,31 @@ PlanRequest plan_request(const reshard::Preset& preset) {
   request.shape.batch = {preset.global_batch, kPresetMicroBatch};
   request.shape.positions = preset.model.seq_len;
   request.shape.dtype = kPresetType;
+  return request;
+}
+
+PlanRequest plan_request(const reshard::ModelSpec& model, const std::string& training_config, int gpus) {
+  constexpr std::int64_t kLargestBatch = 1'000'000'000;
+  PlanRequest request;
+  request.model = model;
+  request.gpus = gpus;
+  request.shape.positions = model.config.seq_len;
+  request.shape.batch = {gpus, 1};
+  // Another program may have written anything there.
+  const auto document = nlohmann::json::parse(training_config, nullptr, false);
+  const auto train = document.is_object() ? document.value("train", nlohmann::json()) : nlohmann::json();
+  if (!train.is_object()) return request;
+  const auto count = [&](const char* key) {
+    const auto value = train.value(key, nlohmann::json());
+    const std::int64_t number = value.is_number_integer() ? value.get<std::int64_t>() : 0;
+    return number <= kLargestBatch ? number : 0;
+  };
+  const reshard::BatchShape batch{count("global_batch"), count("micro_batch")};
+  if (batch.global_batch > 0 && batch.micro_batch > 0) request.shape.batch = batch;
+  const auto type = train.value("dtype", nlohmann::json());
+  const std::vector<std::string>& types = schema_key("train.dtype").choices;
+  if (type.is_string() && std::ranges::find(types, type.get<std::string>()) != types.end())
+    request.shape.dtype = type.get<std::string>();
   return request;
 }
 

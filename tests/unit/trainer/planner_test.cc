@@ -11,6 +11,7 @@
 #include "tests/tools/bug_case_models.h"
 #include "trainer/decoder.h"
 #include "trainer/parameters.h"
+#include "trainer/plan_request.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -32,6 +33,28 @@ PlanRequest preset_request(const char* name, int gpus) {
   PlanRequest request = request_for(preset->model, gpus, {preset->global_batch, 1});
   request.shape.dtype = "bf16";
   return request;
+}
+
+// Of a checkpoint: what its training's configuration says counts, whatever else stands there.
+TEST(PlanRequest, OfACheckpointsConfiguration) {
+  const reshard::ModelSpec model = reshard::build_model(l1_model());
+  const PlanRequest said =
+      plan_request(model, R"({"train":{"global_batch":45,"micro_batch":3,"dtype":"bf16"},"model":7})", 5);
+  EXPECT_EQ(said.gpus, 5);
+  EXPECT_EQ(said.shape.batch.global_batch, 45);
+  EXPECT_EQ(said.shape.batch.micro_batch, 3);
+  EXPECT_EQ(said.shape.positions, model.config.seq_len);
+  EXPECT_EQ(said.shape.dtype, "bf16");
+  for (const char* text : {"", "[]", "{}", R"({"train":3})", R"({"train":{"global_batch":45}})",
+                           R"({"train":{"global_batch":"45","micro_batch":3}})",
+                           R"({"train":{"global_batch":45,"micro_batch":-3,"dtype":"int7"}})",
+                           R"({"train":{"global_batch":1000000000001,"micro_batch":3,"dtype":7}})"}) {
+    const PlanRequest unsaid = plan_request(model, text, 7);
+    EXPECT_EQ(unsaid.shape.batch.global_batch, 7) << text;
+    EXPECT_EQ(unsaid.shape.batch.micro_batch, 1) << text;
+    EXPECT_EQ(unsaid.shape.dtype, "fp32") << text;
+    EXPECT_EQ(plan_layouts(unsaid).front().layout.ranks(), 7) << text;
+  }
 }
 
 // The one that is found without a visit to each rank is the fullest of all, but for padding.
