@@ -128,7 +128,7 @@ Layout parse_layout(std::string_view text) {
 
 std::vector<int> stage_layers(const Layout& layout, const ModelSpec& model) {
   if (!layout.stages.empty()) return layout.stages;
-  return spread(static_cast<int>(model.config.layers), layout.pp * layout.vpp);
+  return spread(static_cast<int>(model.config.layers), layout.stage_count());
 }
 
 std::vector<StageLayers> virtual_stages(const Layout& layout, const ModelSpec& model, int rank) {

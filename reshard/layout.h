@@ -27,6 +27,8 @@ struct Layout {
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int ranks() const { return tp * pp * dp; }
+  /// Runs of layers that the model is cut into: the least layers that it can have.
+  int stage_count() const { return pp * vpp; }
   /// The same with dp = 0 (what the rank count leaves) as 1, and whatever the degrees are, but at most
   /// kMaxRanks: of what a configuration says and nobody has checked.
   int least_ranks() const;

@@ -51,7 +51,7 @@ reshard::ModelSpec model_of_size(const ReshardBenchOptions& options) {
   constexpr std::int64_t kWidthStep = 2 * kHeads;
   reshard::ModelConfig config;
   config.arch = "llama";
-  config.layers = std::max({2, options.from.pp * options.from.vpp, options.to.pp * options.to.vpp});
+  config.layers = std::max({2, options.from.stage_count(), options.to.stage_count()});
   config.heads = kHeads;
   config.vocab = 8192;
   config.seq_len = 2048;
