@@ -101,11 +101,9 @@ class StorageTestCase(RunTestCase):
         self.assert_losses(self.losses(self.dir / "whole"), self.losses(self.dir / "run"), 0)
         saves = {r["step"]: r for r in self.records(self.dir / "run", "checkpoint")}
         self.assertEqual({s: r["outcome"] for s, r in saves.items()}, {2: "failed", 4: "committed", 5: "committed"})
-        # Nothing of the failed one is left, on the disk or in memory.
+        # Nothing of the failed one is left. That its memory is given back is a unit test's (SaverWindowTest).
         self.assertEqual(sorted(p.name for p in (self.dir / "run" / "checkpoints").glob("step-*")),
                          [f"step-{s:010d}" for s in (4, 5)])
-        undisturbed = max(r["peak_host_bytes"] for r in self.records(self.dir / "whole", "checkpoint"))
-        self.assertLess(max(r["peak_host_bytes"] for r in saves.values()), 1.5 * undisturbed)
         self.same_state(self.checkpoint(self.dir / "whole", 5), self.checkpoint(self.dir / "run", 5))
 
     def test_B118_ARealFullFileSystem(self):  # timeout=150
