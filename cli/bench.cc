@@ -122,7 +122,7 @@ int bench_train(const Arguments& arguments) {
 }
 
 int bench_reshard(const Arguments& arguments) {
-  std::optional<std::string> directory, from, to;
+  std::optional<std::string> directory, from, to, keep;
   std::optional<std::uint64_t> size, max_memory;
   std::optional<std::int64_t> jobs, rounds;
   bool json = false;
@@ -138,6 +138,7 @@ int bench_reshard(const Arguments& arguments) {
   flags.integer("--jobs", "N", 1, jobs, "threads (default: 1, 2, 4 and so on up to all cores, each measured)",
                 kMostThreads);
   flags.size("--max-memory", max_memory, "of each reshard (default 512MiB, at least 64MiB)");
+  flags.text("--keep", "CKPT", keep, "leave the checkpoint that was made here (default: it is removed)");
   flags.integer("--rounds", "N", 1, rounds, "copies and reshards, in turn, for the medians (default 3)",
                 1000);
   flags.flag("--json", json, "print JSON");
@@ -150,6 +151,7 @@ int bench_reshard(const Arguments& arguments) {
   options.from = reshard::parse_layout(from.value_or("t2p2d2z1"));
   options.to = reshard::parse_layout(to.value_or("t4p1d2z1"));
   if (max_memory) options.max_memory_bytes = *max_memory;
+  options.keep = keep.value_or("");
   if (rounds) options.rounds = static_cast<int>(*rounds);
   if (!jobs)
     for (int some = 1; some < default_threads(); some *= 2) options.jobs.push_back(some);

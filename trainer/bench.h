@@ -51,6 +51,7 @@ struct ReshardBenchOptions {
   std::vector<int> jobs;  // to measure with; the last of them counts for what is not `scaling`
   std::uint64_t max_memory_bytes = 512u << 20;
   int rounds = 3;
+  std::string keep;  // where the checkpoint stays; empty: nowhere
 };
 struct ReshardBench {
   std::string from_json, to_json;  // layouts
@@ -76,7 +77,7 @@ struct ReshardBench {
 /// Makes a checkpoint of about `raw_bytes` of state of realistic entropy, a Llama with as few layers as the
 /// layouts allow, in `directory` (removed afterwards), and times in turn a plain durable copy of its bytes
 /// and a reshard of it, from the page cache: medians of the rounds. Error(usage) for an illegal layout, or a
-/// size that is too little for one.
+/// size that is too little for one, Error(exists) if `keep` is there.
 ReshardBench bench_reshard(const ReshardBenchOptions& options);
 
 }  // namespace shardwright::trainer

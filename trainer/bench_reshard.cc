@@ -96,6 +96,7 @@ void make_checkpoint(ckpt::Env& env, const std::string& directory, const reshard
   job.commit.attempt = "0-0";
   job.description.training = R"({"step":0})";
   job.description.model = reshard::to_json(model.config);
+  job.description.config = "{}";
   job.description.layout = reshard::to_json(layout, model);
   job.writers = layout.ranks();
   env.create_dirs(job.attempt_dir);
@@ -241,8 +242,12 @@ ReshardBench bench_reshard(const ReshardBenchOptions& options) {
   const reshard::ModelSpec model = model_of_size(options);
   reshard::check_layout(options.from, model);
   reshard::check_layout(options.to, model);
+  if (!options.keep.empty() && env.exists(options.keep))
+    throw Error(ErrorCode::exists,
+                fmt::format("--keep: {} is there already; a name that is not", options.keep));
   const ScratchDir scratch(options.directory);
-  const std::string source = scratch.path() + "/source", target = scratch.path() + "/target";
+  const std::string source = options.keep.empty() ? scratch.path() + "/source" : options.keep;
+  const std::string target = scratch.path() + "/target";
   make_checkpoint(env, source, model, options.from, options.jobs.back());
 
   ReshardBench bench;

@@ -35,6 +35,15 @@ class BenchReshardTestCase(RunTestCase):
         self.assertEqual(document["passed_through_share"], 1)
         self.assertEqual(document["model"]["layers"], 3)
 
+    def test_BenchReshardKeepsItsCheckpoint(self):
+        kept = self.dir / "kept"
+        arguments = ("bench", "reshard", "--dir", self.dir, "--size", "10MiB", "--rounds", 1, "--jobs", 1, "--keep", kept)
+        self.ok(*arguments)
+        self.assertEqual([p.name for p in self.dir.iterdir()], ["kept"])
+        self.assertTrue(self.ok("verify", kept, "--json").json()["ok"])
+        self.assertEqual(self.ok("inspect", kept, "--json").json()["layout"]["string"], "t2p2d2z1")
+        self.assertIn("kept is there already", self.fails(2, *arguments).stderr)
+
     def test_BenchReshardMeasuresEachNumberOfJobs(self):
         result = self.ok("bench", "reshard", "--dir", self.dir, "--size", "10MiB", "--rounds", 1)
         jobs = [int(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("jobs")]
