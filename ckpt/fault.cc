@@ -188,10 +188,10 @@ void strike(const Request& request, std::string_view point) {
 
 const std::vector<std::string>& fault_point_names() {
   static const std::vector<std::string> names = {
-      "load.plan",      "load.mid",       "step.begin",    "step.forward", "step.backward",
-      "step.loss",      "step.optimizer", "save.replica",  "save.begin",   "save.window",
-      "shard.open",     "shard.mid",      "shard.close",   "shard.fsync",  "part.rename",
-      "manifest.write", "commit.write",   "commit.rename", "dir.rename",   "retire"};
+      "load.plan",      "load.mid",     "step.begin",     "step.forward",   "step.backward", "step.loss",
+      "step.optimizer", "save.replica", "save.begin",     "save.window",    "shard.open",    "shard.mid",
+      "shard.close",    "shard.fsync",  "part.rename",    "manifest.write", "commit.write",  "commit.rename",
+      "dir.rename",     "retire",       "offload.create", "offload.read",   "offload.write"};
   return names;
 }
 

@@ -188,7 +188,7 @@ class LazySnapshot : public Snapshot {
     std::vector<SaveItem> to_copy;
     for (std::size_t i = 0; i < items_.size(); ++i) {
       SaveItem& item = items_[i];
-      if (item.box.empty()) continue;
+      if (item.box.empty() || item.source->frozen()) continue;
       if (item.source->host_range().empty()) {
         elsewhere.push_back(i);
         to_copy.push_back(item);

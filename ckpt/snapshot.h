@@ -42,8 +42,8 @@ struct CopyBuffer {
 std::unique_ptr<Snapshot> copy_snapshot(std::span<const SaveItem> items, int threads, CopyBuffer& buffer);
 
 /// Copies nothing that lies in host memory until before_write() says that it will change, and only what was
-/// not read by then; other sources are copied before it returns. The memory of the items must outlive the
-/// snapshot. Error(usage) for items that cannot be written.
+/// not read by then, and nothing of frozen sources; others are copied before it returns. The memory of the
+/// items must outlive the snapshot. Error(usage) for items that cannot be written.
 std::unique_ptr<Snapshot> lazy_snapshot(std::span<const SaveItem> items);
 
 }  // namespace shardwright::ckpt

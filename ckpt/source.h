@@ -36,6 +36,9 @@ class Source {
   /// long. Null where it does not lie so. It counts as read from then on. Thread-safe.
   virtual const std::byte* borrow(const Box& /*region*/) const { return nullptr; }
   virtual void give_back(const Box& /*region*/) const {}
+  /// True if the values stay what they are for as long as this object lives, whatever training does: a
+  /// snapshot reads it when it comes to it.
+  virtual bool frozen() const { return false; }
   /// The host memory read from, so that a snapshot can watch it; empty for anything else.
   virtual std::span<const std::byte> host_range() const { return {}; }
 };

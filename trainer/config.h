@@ -61,7 +61,8 @@ struct Config {
     std::string schedule = "1f1b";
     bool sequence_parallel = false;
     std::string recompute = "none";
-    std::string offload = "none";
+    std::string offload = "none";  // none | cpu | nvme
+    std::string offload_dir;       // empty: <run_dir>
     std::string comm = "auto";
   } parallel;
 

@@ -120,8 +120,15 @@ std::vector<ConfigKey> make_schema() {
       choice(
           {"none", "selective", "full"}, {},
           {"parallel.recompute", "activations computed again in backward", PLACE(Text, parallel.recompute)}),
-      choice({"none"}, {"cpu", "nvme"},
-             {"parallel.offload", "where optimizer state waits", PLACE(Text, parallel.offload)}),
+      choice(
+          {"none", "cpu", "nvme"}, {},
+          {"parallel.offload",
+           "where optimizer state waits for the next step: cpu, host memory (as none on device cpu); nvme, a "
+           "file, so that memory need not hold it",
+           PLACE(Text, parallel.offload)}),
+      {"parallel.offload_dir",
+       "where each rank has that file, on a disk of its host; empty: the run's directory",
+       PLACE(Text, parallel.offload_dir)},
       choice({"auto", "mpi"}, {"nccl"}, {"parallel.comm", "collectives", PLACE(Text, parallel.comm)}),
 
       {"checkpoint.dir", "directory of checkpoints; empty: <run>/checkpoints", PLACE(Text, checkpoints_dir)},

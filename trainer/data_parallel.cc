@@ -253,7 +253,8 @@ void DataParallel::finish_gathers(Passage& passage) {
 
 void DataParallel::spread_values() {
   for (const Parameter& p : parameters_.all())
-    if (p.value.type != kernels::ElementType::f32)
+    // Who writes an offloaded master writes its value as well.
+    if (p.value.type != kernels::ElementType::f32 && p.master != nullptr)
       kernels::convert(stream_, p.master, p.value_piece,
                        static_cast<std::int64_t>(p.optimizer_box.elements()));
   stream_.synchronize();

@@ -45,6 +45,9 @@ class Optimizer {
   void update(const StepResult& norm, double lr, std::int64_t step, const BeforeWrite& before_write);
 
  private:
+  void update_in_memory(const kernels::AdamW& hyper, const BeforeWrite& before_write);
+  void update_offloaded(const kernels::AdamW& hyper, const BeforeWrite& before_write);
+
   Parameters& parameters_;
   Communicators& comms_;
   DataParallel& data_;

@@ -5,15 +5,19 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ckpt/checkpoint.h"
 #include "ckpt/source.h"
 #include "kernels/device.h"
 #include "kernels/elements.h"
 #include "reshard/placement.h"
+#include "trainer/offload_state.h"
 #include "trainer/parameter_memory.h"
 
 namespace shardwright::trainer {
@@ -32,6 +36,7 @@ struct Parameter {
   /// Elements of `holds` before the optimizer box starts (pieces are runs of rows, so it is a contiguous
   /// range).
   std::uint64_t optimizer_offset = 0;
+  // Null where they are offloaded: moments, and masters of 16-bit values.
   float* master = nullptr;        // the most precise value: of an fp32 value this is value_piece
   kernels::Elements value_piece;  // as `value`: inside of it, or with ZeRO 3 all that stays
   float* grad_piece = nullptr;    // inside `grad`, or with ZeRO 2 and 3 the sum over micro-batches
@@ -53,9 +58,11 @@ std::uint64_t row_offset(const ckpt::Box& outer, const ckpt::Box& inner);
 class Parameters {
  public:
   /// Allocates the part of `rank`, values of matrices in `type`; needs no other rank, so a test may build any
-  /// of them in one process. All zero.
+  /// of them in one process. All zero. With `offload`, moments and masters of 16-bit values lie in a file
+  /// (offload_state.h).
   Parameters(const reshard::ModelSpec& model, const reshard::Layout& layout, int rank,
-             kernels::ElementType type = kernels::ElementType::f32);
+             kernels::ElementType type = kernels::ElementType::f32,
+             const std::optional<OffloadOptions>& offload = std::nullopt);
   Parameters(const Parameters&) = delete;  // parameters point into this object
   Parameters& operator=(const Parameters&) = delete;
 
@@ -68,29 +75,41 @@ class Parameters {
   /// not held.
   Parameter* find(reshard::Role role, std::int64_t layer = -1);
   const ParameterMemory& memory() const { return memory_; }
+  /// Null without offload.
+  OffloadedState* offloaded() { return offloaded_.get(); }
 
   /// Weights at step 0: normal(0, 0.02) by Philox keyed by seed and the tensor's name, counted by global
   /// element index, residual projections scaled by 1/sqrt(2 layers); norms 1, biases 0. Equal in every
   /// layout. Moments zero.
   void initialise(std::uint64_t seed);
-  void zero_moments();
+  /// Fills optimizer boxes of param and of the moments (with `weights_only` these are zero). Errors as of
+  /// Checkpoint::load() and of an offload file.
+  void load(const ckpt::Checkpoint& checkpoint, bool weights_only, const ckpt::LoadOptions& options);
   /// Before the first micro-batch of a step.
   void zero_gradients();
   /// A unit's gradients with the zero padding between them: the same extent on all ranks that hold the same
   /// boxes.
   std::span<float> gradients(std::size_t unit);
 
-  /// What a save writes: writer boxes of param, exp_avg, exp_avg_sq. Sources point into this object's memory.
+  /// What a save writes: writer boxes of param, exp_avg, exp_avg_sq. Sources point into this object's memory,
+  /// or read its offload file.
   std::vector<ckpt::SaveItem> save_items() const;
-  /// What a load fills: optimizer boxes of param and of the moments (none with `weights_only`).
+  /// What a load fills of memory: optimizer boxes of param and of the moments (none with `weights_only`).
   std::vector<ckpt::LoadItem> load_items(bool weights_only);
+  /// `box` of a kind that the optimizer owns, `memory` where it lies or null where it is offloaded.
+  std::shared_ptr<const ckpt::Source> source(const Parameter& parameter, const char* kind,
+                                             const ckpt::Box& box, const float* memory) const;
 
  private:
+  void load_offloaded(const ckpt::Checkpoint& checkpoint, bool weights_only,
+                      const ckpt::LoadOptions& options);
+
   reshard::ModelSpec model_;
   reshard::Layout layout_;
   int rank_;
   ParameterMemory memory_;
   kernels::Memory values_, value_pieces_, grads_, grad_pieces_, moments_, masters_;
+  std::unique_ptr<OffloadedState> offloaded_;
   std::vector<Parameter> parameters_;
   std::map<std::pair<reshard::Role, std::int64_t>, std::size_t>
       places_;  // by role and first place in the model

@@ -40,9 +40,9 @@ class Collector {
     if (!(box == p.placed.writes)) {
       if (owned) {
         const std::uint64_t at = row_offset(p.optimizer_box, box);
-        add(p, reshard::kParam, ckpt::DType::f32, box, p.master + at);
-        add(p, reshard::kExpAvg, ckpt::DType::f32, box, p.exp_avg + at);
-        add(p, reshard::kExpAvgSq, ckpt::DType::f32, box, p.exp_avg_sq + at);
+        add_owned(p, reshard::kParam, box, p.master, at);
+        add_owned(p, reshard::kExpAvg, box, p.exp_avg, at);
+        add_owned(p, reshard::kExpAvgSq, box, p.exp_avg_sq, at);
       } else if (p.value.type == kernels::ElementType::f32) {
         add(p, reshard::kParam, ckpt::DType::f32, box, p.value.f32() + row_offset(p.placed.holds, box));
       }
@@ -52,6 +52,13 @@ class Collector {
         zero_ >= 3 ? p.value_piece + static_cast<std::int64_t>(row_offset(p.optimizer_box, box))
                    : p.value + static_cast<std::int64_t>(row_offset(p.placed.holds, box));
     add(p, kValue, dtype_of(p.value.type), box, value.data);
+  }
+
+  void add_owned(const Parameter& p, const char* kind, const ckpt::Box& box, float* owned, std::uint64_t at) {
+    if (owned == nullptr)
+      replicas_.push_back({&p, kind, ckpt::DType::f32, box, {}});
+    else
+      add(p, kind, ckpt::DType::f32, box, owned + at);
   }
 
   void add(const Parameter& p, const char* kind, ckpt::DType dtype, const ckpt::Box& box, void* memory) {
@@ -67,16 +74,17 @@ class Collector {
 
 std::vector<Replica> replicas(Parameters& parameters) { return Collector(parameters).take(); }
 
-std::vector<ckpt::SaveItem> save_items(std::span<const Replica> replicas) {
+std::vector<ckpt::SaveItem> save_items(std::span<const Replica> replicas, const Parameters& parameters) {
   std::vector<ckpt::SaveItem> items;
-  for (const Replica& r : replicas)
-    items.push_back({r.parameter->spec->name,
-                     r.kind,
-                     r.dtype,
-                     r.parameter->spec->shape,
-                     r.box,
-                     {},
-                     std::make_shared<ckpt::HostSource>(r.memory.data(), r.box, ckpt::size_of(r.dtype))});
+  for (const Replica& r : replicas) {
+    std::shared_ptr<const ckpt::Source> source;
+    if (r.memory.empty())
+      source = parameters.source(*r.parameter, r.kind.c_str(), r.box, nullptr);
+    else
+      source = std::make_shared<ckpt::HostSource>(r.memory.data(), r.box, ckpt::size_of(r.dtype));
+    items.push_back(
+        {r.parameter->spec->name, r.kind, r.dtype, r.parameter->spec->shape, r.box, {}, std::move(source)});
+  }
   return items;
 }
 

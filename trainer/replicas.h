@@ -19,8 +19,8 @@ struct Replica {
   const Parameter* parameter = nullptr;
   std::string kind;
   ckpt::DType dtype = ckpt::DType::f32;
-  ckpt::Box box;  // as its writer writes it
-  std::span<std::byte> memory;
+  ckpt::Box box;                // as its writer writes it
+  std::span<std::byte> memory;  // empty where it is offloaded
 };
 
 /// All that this rank has to compare, equal in each bit on all that hold it between two optimizer steps:
@@ -29,7 +29,7 @@ struct Replica {
 /// is between two ranks. With ZeRO 3 nothing over the data axis, since nobody has a copy.
 std::vector<Replica> replicas(Parameters& parameters);
 
-/// For a save: sources point into the replicas' memory.
-std::vector<ckpt::SaveItem> save_items(std::span<const Replica> replicas);
+/// For a save: sources point into the replicas' memory, or read the offload file of `parameters`.
+std::vector<ckpt::SaveItem> save_items(std::span<const Replica> replicas, const Parameters& parameters);
 
 }  // namespace shardwright::trainer

@@ -197,8 +197,7 @@ Start begin_from(ckpt::Env& env, Communicator& world, const Config& config, cons
       adapt_loss_scale(start.state, stored.dtype, config.train);
       start.state.global_batch = initial.global_batch;
       start.state.data = initial.data;
-      parameters.zero_moments();
-      checkpoint.load(parameters.load_items(start.comparison.weights_only), {request.threads, world.rank()});
+      parameters.load(checkpoint, start.comparison.weights_only, {request.threads, world.rank()});
     });
     if (!failure) break;
     if (!is_bad_content(failure->code())) throw AgreedError(*failure);

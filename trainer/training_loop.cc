@@ -257,8 +257,8 @@ void TrainingLoop::save(bool must) {
   for (const Replica& replica : replicas_)
     ckpt::faulty_memory("save.replica", replica.memory, parts_.comms.world->rank(),
                         static_cast<std::uint64_t>(state_.step));
-  parts_.checkpointing.due(state_.step, parts_.parameters.save_items(), save_items(replicas_),
-                           std::move(description), must);
+  parts_.checkpointing.due(state_.step, parts_.parameters.save_items(),
+                           save_items(replicas_, parts_.parameters), std::move(description), must);
 }
 
 std::string TrainingLoop::not_finite() {
@@ -270,9 +270,12 @@ std::string TrainingLoop::not_finite() {
     const ckpt::Box& box = p.placed.writes;
     const auto count = static_cast<std::int64_t>(box.elements());
     const std::uint64_t owned = row_offset(p.optimizer_box, box);
-    for (const float* values : {p.master + owned, p.exp_avg + owned, p.exp_avg_sq + owned})
-      if (!kernels::all_finite(stream, values, count)) tensor = p.spec->name;
+    for (const float* values : {p.master, p.exp_avg, p.exp_avg_sq})
+      if (values != nullptr && !kernels::all_finite(stream, values + owned, count)) tensor = p.spec->name;
   }
+  // What is offloaded was looked at as it was written.
+  if (const OffloadedState* state = parts_.parameters.offloaded(); state != nullptr && state->not_finite())
+    tensor = parts_.parameters.all()[*state->not_finite()].spec->name;
   std::int64_t bad = tensor.empty() ? 0 : 1;
   parts_.comms.world->all_reduce_max(std::span(&bad, 1));
   if (bad == 0) return {};

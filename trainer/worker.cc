@@ -74,6 +74,14 @@ PipelineOptions pipeline_options(const Config& config) {
   return options;
 }
 
+std::optional<OffloadOptions> offload_options(const Config& config) {
+  if (config.parallel.offload != "nvme") return std::nullopt;
+  const std::string& directory = config.parallel.offload_dir;
+  // Without saves beside steps nothing reads what a step overwrites.
+  const bool beside = config.checkpoint.every > 0 && config.checkpoint.async;
+  return OffloadOptions{.directory = directory.empty() ? config.run_dir : directory, .two_copies = beside};
+}
+
 void say_start(RunLog& log, const Start& start, const Config& config) {
   for (const ckpt::PassedOver& p : start.passed_over)
     log.line(fmt::format("passed over {}: {}", p.path, p.reason));
@@ -119,7 +127,12 @@ int train(const TrainOptions& options, const Prepared& prepared, const RunIdenti
   initial.data = world.broadcast(world.rank() == 0 ? prepared.train_data->digest() : std::string(), 0);
 
   progress.enter(Phase::load);
-  Parameters parameters(prepared.model, layout, world.rank(), element_type_named(config.train.dtype));
+  std::optional<Parameters> own;
+  together(world, [&] {
+    own.emplace(prepared.model, layout, world.rank(), element_type_named(config.train.dtype),
+                offload_options(config));
+  });
+  Parameters& parameters = *own;
   const ResumeRequest request{options.resume, options.resume_path, options.accept_changes, threads};
   const Start start = begin_from(env, world, config, request, initial, parameters);
   say_start(log, start, config);
@@ -177,8 +190,8 @@ int train(const TrainOptions& options, const Prepared& prepared, const RunIdenti
   // For a rollback: what this run has saved itself, whatever it started from.
   const auto last_checkpoint = [&] {
     progress.enter(Phase::load);
-    const ResumeRequest own{Resume::must, "", true, threads};
-    const Start back = begin_from(env, world, config, own, initial, parameters);
+    const ResumeRequest newest{Resume::must, "", true, threads};
+    const Start back = begin_from(env, world, config, newest, initial, parameters);
     data.spread_values();
     record_start(log, back);
     say_start(log, back, config);

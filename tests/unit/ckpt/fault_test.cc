@@ -39,9 +39,10 @@ class Fault : public testing::Test {
 
 TEST_F(Fault, NamesOfTheContract) {
   for (const char* point :
-       {"step.begin", "step.forward", "step.backward", "step.loss", "step.optimizer", "save.begin",
-        "save.window", "shard.open", "shard.mid", "shard.close", "shard.fsync", "part.rename",
-        "manifest.write", "commit.write", "commit.rename", "dir.rename", "retire", "load.plan", "load.mid"}) {
+       {"step.begin",     "step.forward",   "step.backward", "step.loss",    "step.optimizer", "save.begin",
+        "save.window",    "shard.open",     "shard.mid",     "shard.close",  "shard.fsync",    "part.rename",
+        "manifest.write", "commit.write",   "commit.rename", "dir.rename",   "retire",         "load.plan",
+        "load.mid",       "offload.create", "offload.read",  "offload.write"}) {
     set_fault(std::string(point) + "=eio");
     EXPECT_TRUE(strikes(point));
   }

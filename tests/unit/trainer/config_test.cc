@@ -128,7 +128,6 @@ TEST_F(ConfigTest, MissingFileAndBadToml) {
 TEST_F(ConfigTest, WhatIsNotBuiltYetSaysSo) {
   const std::vector<Override> values = {{"train.device", "cuda"},
                                         {"parallel.comm", "nccl"},
-                                        {"parallel.offload", "cpu"},
                                         {"data.format", "megatron"},
                                         {"data.format", "llmc"}};
   for (const Override& value : values) {
@@ -282,6 +281,7 @@ TEST(ConfigKeys, EveryKeyOfTheDesignIsListed) {
       "optim.weight_decay optim.clip parallel.tp parallel.pp parallel.dp parallel.vpp parallel.zero "
       "parallel.stages "
       "parallel.rank_order parallel.schedule parallel.sequence_parallel parallel.recompute parallel.offload "
+      "parallel.offload_dir "
       "parallel.comm "
       "checkpoint.dir checkpoint.every checkpoint.keep checkpoint.async checkpoint.codec checkpoint.on_busy "
       "checkpoint.verify_writes checkpoint.check_replicas checkpoint.workers checkpoint.priority "
