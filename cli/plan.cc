@@ -26,7 +26,7 @@ struct Asked {
   std::optional<std::int64_t> gpus, gpus_per_node, global_batch, micro_batch, top;
   std::optional<std::uint64_t> memory;
   std::optional<double> rate, node_gbps, network_gbps, node_latency_us, network_latency_us;
-  std::optional<std::string> layout, stages, dtype, recompute;
+  std::optional<std::string> layout, stages, dtype, recompute, offload;
   bool json = false;
 };
 
@@ -70,6 +70,7 @@ std::optional<reshard::Layout> layout_of(const Asked& asked) {
 trainer::PlanRequest request_of(const Asked& asked, const std::optional<reshard::Layout>& layout) {
   check_choice("--dtype", asked.dtype, {"fp32", "bf16", "fp16"});
   check_choice("--recompute", asked.recompute, {"none", "selective", "full"});
+  check_choice("--offload", asked.offload, {"none", "nvme"});
   trainer::PlanRequest request = request_of(asked.model);
   if (asked.gpus && *asked.gpus > reshard::kMaxRanks)
     throw Error(ErrorCode::usage, fmt::format("--gpus: is {}; at most {}", *asked.gpus, reshard::kMaxRanks));
@@ -81,6 +82,7 @@ trainer::PlanRequest request_of(const Asked& asked, const std::optional<reshard:
   if (asked.micro_batch) request.shape.batch.micro_batch = *asked.micro_batch;
   if (asked.dtype) request.shape.dtype = *asked.dtype;
   if (asked.recompute) request.recompute = {*asked.recompute};
+  if (asked.offload) request.shape.offload = *asked.offload == "nvme";
   trainer::Machine& machine = request.machine;
   if (asked.memory) machine.memory_bytes = static_cast<double>(*asked.memory);
   if (asked.rate) machine.gflops = *asked.rate;
@@ -158,6 +160,7 @@ Json document(const Asked& asked, const trainer::PlanRequest& request,
           {"layouts", layouts},
           {"config", json_document(reshard::to_json(request.model.config))},
           {"dtype", request.shape.dtype},
+          {"offload", request.shape.offload ? "nvme" : "none"},
           {"global_batch", request.shape.batch.global_batch},
           {"micro_batch", request.shape.batch.micro_batch},
           {"checkpoint_total_bytes", trainer::kCheckpointBytes * parameters},
@@ -186,11 +189,12 @@ std::string heading(const Asked& asked, const trainer::PlanRequest& request) {
   return fmt::format(
       "{}: {} parameters on {} GPUs of {}, {}\n"
       "a step: {} sequences of {} tokens, {} at a time; a checkpoint: {}\n"
-      "a GPU: {:.4g} TFLOP/s in matrix products; {:.4g} GB/s in a node of {}, {:.4g} GB/s between nodes\n",
+      "a GPU: {:.4g} TFLOP/s in matrix products; {:.4g} GB/s in a node of {}, {:.4g} GB/s between nodes\n{}",
       asked.model, grouped_text(parameters), request.gpus, bytes_text(m.memory_bytes), s.dtype,
       s.batch.global_batch, s.positions, s.batch.micro_batch,
       size_text(trainer::kCheckpointBytes * parameters), m.gflops / 1e3, m.node.gbps, m.gpus_per_node,
-      m.network.gbps);
+      m.network.gbps,
+      s.offload ? "optimizer state in files: reading and writing them is not in the times\n" : "");
 }
 
 std::string how(const trainer::PlannedLayout& p) {
@@ -275,6 +279,8 @@ int plan(const Arguments& arguments) {
   flags.text("--dtype", "fp32|bf16|fp16", asked.dtype, "of the computation (default: presets bf16)");
   flags.text("--recompute", "none|selective|full", asked.recompute,
              "activations computed again (default: what is fastest and fits)");
+  flags.text("--offload", "none|nvme", asked.offload,
+             "optimizer state in files, whose reading and writing the times leave out (default: none)");
   flags.number("--rate", "GFLOPS", 1e-3, asked.rate,
                "10^9 operations a second of a GPU in matrix products (default 200000)");
   flags.integer("--gpus-per-node", "N", 1, asked.gpus_per_node, "GPUs with fast links (default 8)");

@@ -34,10 +34,11 @@ double lower_bound(const reshard::ModelSpec& model, const reshard::Layout& layou
   const auto layers = static_cast<double>(config.layers);
   const double mlps = shape.recompute == "full" ? 1 : layers * alive;
   constexpr double kFloat = 4, kHalf = 2;
-  return kCheckpointBytes * parameters +
-         rows * (kFloat * alive * (static_cast<double>(config.hidden) * layers) +
-                 kHalf * mlps * static_cast<double>(config.ffn) +
-                 kFloat * alive * static_cast<double>(config.vocab));
+  // Of offloaded state the values and gradients stay.
+  const double of_parameter = shape.offload ? kHalf + kFloat : kCheckpointBytes;
+  return of_parameter * parameters + rows * (kFloat * alive * (static_cast<double>(config.hidden) * layers) +
+                                             kHalf * mlps * static_cast<double>(config.ffn) +
+                                             kFloat * alive * static_cast<double>(config.vocab));
 }
 
 /// In words; what no machine has is said as the most that 64 bits hold.

@@ -8,6 +8,7 @@
 #include "trainer/activations.h"
 #include "trainer/copy_sum.h"
 #include "trainer/data_parallel.h"
+#include "trainer/offload_windows.h"
 #include "trainer/parameter_memory.h"
 
 namespace shardwright::trainer {
@@ -67,7 +68,7 @@ class PassMemory {
 MemoryBytes state_bytes(const reshard::Layout& layout, const reshard::RankSizes& sizes,
                         const TrainingShape& shape) {
   const std::uint64_t element = element_bytes(shape);
-  const std::uint64_t state = 2 * kFloat + (element < kFloat ? kFloat : 0);
+  const std::uint64_t state = shape.offload ? 0 : 2 * kFloat + (element < kFloat ? kFloat : 0);
   MemoryBytes bytes;
   bytes.param = element * (layout.zero >= 3 ? sizes.piece : sizes.holds);
   bytes.grad = kFloat * (layout.zero >= 2 ? sizes.piece : sizes.holds);
@@ -84,8 +85,8 @@ MemoryBytes fixed_bytes(const reshard::ModelSpec& model, const reshard::Layout& 
   MemoryBytes bytes;
   bytes.param = value_slots ? memory.value_piece_bytes : memory.value_bytes;
   bytes.grad = kFloat * (grad_slots ? memory.piece_elements : memory.grad_elements);
-  bytes.optimizer = kFloat * (2 * memory.piece_elements + memory.master_elements);
-  bytes.buffers = CopySum::bytes(memory) +
+  bytes.optimizer = shape.offload ? 0 : kFloat * (2 * memory.piece_elements + memory.master_elements);
+  bytes.buffers = CopySum::bytes(memory) + (shape.offload ? offload_buffer_bytes(memory) : 0) +
                   passage_memory(memory, reshard::axis_size(layout, Axis::dp)).bytes() +
                   (value_slots ? memory.value_bytes : 0) + (grad_slots ? kFloat * memory.grad_elements : 0);
   return bytes;

@@ -16,8 +16,9 @@
 namespace shardwright::trainer {
 
 /// Bytes by kind, as kernels::MemoryUse counts them. param: what forward and backward read. optimizer:
-/// moments, and with 16-bit types the fp32 master weights. activation: what passes keep and work in. buffers:
-/// communication, and layers that ZeRO 2 and 3 have whole only while they are in work.
+/// moments, and with 16-bit types the fp32 master weights; none where they are offloaded. activation: what
+/// passes keep and work in. buffers: communication, windows of offloaded state, and layers that ZeRO 2 and 3
+/// have whole only while in work.
 struct MemoryBytes {
   std::uint64_t param = 0;
   std::uint64_t grad = 0;
@@ -34,6 +35,7 @@ struct TrainingShape {
   std::string dtype = "fp32";      // [train] dtype
   std::string recompute = "none";  // [parallel] recompute
   bool sequence_parallel = false;
+  bool offload = false;  // [parallel] offload is "nvme"
   ScheduleKind schedule = ScheduleKind::one_f_one_b;
 };
 
@@ -66,8 +68,8 @@ class LayoutMemory {
                const std::vector<SizedRank>& largest)
       : model_(model), layout_(layout), largest_(largest) {}
 
-  /// Shapes of one dtype. Exact for the rank that it names; which one that is follows from elements and
-  /// activations, so that another may need more by the padding of its tensors.
+  /// Shapes of one dtype, all with or all without offload. Exact for the rank that it names; which one that
+  /// is follows from elements and activations, so that another may need more by the padding of its tensors.
   FullestRank fullest(const TrainingShape& shape);
 
  private:

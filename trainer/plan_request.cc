@@ -24,6 +24,7 @@ TrainingShape training_shape(const Config& config) {
   shape.dtype = config.train.dtype;
   shape.recompute = config.parallel.recompute;
   shape.sequence_parallel = config.parallel.sequence_parallel;
+  shape.offload = config.parallel.offload == "nvme";
   shape.schedule = parse_schedule_kind(config.parallel.schedule);
   return shape;
 }

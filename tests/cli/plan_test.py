@@ -51,6 +51,22 @@ class PlanTestCase(RunTestCase):
         self.assertIn("does not fit: ", text)
         self.assertRegex(text, r"(?m)^0 of \d+ legal layouts fit: more GPUs")
 
+    def test_PlanWithOptimizerStateInAFile(self):
+        """A 1.5 B model on one GPU of 24 GiB, which its 18 bytes a parameter do not fit, and 6 do."""
+        ask = ("gpt2-xl", "--gpus", 1, "--memory", "24GiB", "--offload")
+        without, offloaded = self.plan(*ask, "none"), self.plan(*ask, "nvme")
+        self.assertEqual((without["offload"], offloaded["offload"]), ("none", "nvme"))
+        self.assertEqual([x["fits"] for x in without["layouts"]], [False] * without["legal"])
+        best = offloaded["layouts"][0]
+        self.assertTrue(best["fits"])
+        self.assertEqual(best["memory_bytes"]["optimizer"], 0)
+        self.assertLessEqual(best["memory_bytes"]["buffers"], 24 << 20)
+        self.assertEqual(best["checkpoint_bytes"], without["layouts"][0]["checkpoint_bytes"])
+        self.assertIn("optimizer state in files", self.ok("plan", *ask, "nvme").stdout)
+        self.assertEqual(self.one_line("plan", *ask, "cpu"), "--offload: 'cpu' is not known; one of none, nvme")
+        config = self.config("run", model=TINY, train={"steps": 1, "global_batch": 12}, parallel={"offload": "nvme"})
+        self.assertEqual(self.plan(config, "--gpus", 2)["offload"], "nvme")
+
     def test_PlanMistakesAreOneLine(self):
         self.assertEqual(self.one_line("plan", "gpt2-xll", "--gpus", 8),
                          "gpt2-xll: is no preset and no file; the nearest preset is gpt2-xl")

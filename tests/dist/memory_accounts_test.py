@@ -34,12 +34,15 @@ class MemoryAccountsTestCase(RunTestCase):
             self.assertLessEqual(abs(planned[kind] - found[kind]), allowed, f"{what}: {kind}, planned {planned}, found {found}")
         return planned["activation"] / found["activation"] - 1
 
-    def compare(self, model, layout, dtype, recompute):
-        name = slug(f"{model['arch']} {layout} {dtype} {recompute}")
+    def compare(self, model, layout, dtype, recompute, offload="none"):
+        name = slug(f"{model['arch']} {layout} {dtype} {recompute} {offload}")
         words = layout.split()
-        parallel = {"recompute": recompute, "sequence_parallel": "sp" in words, "schedule": "gpipe" if "gpipe" in words else "1f1b"}
+        parallel = {"recompute": recompute, "sequence_parallel": "sp" in words, "schedule": "gpipe" if "gpipe" in words else "1f1b",
+                    "offload": offload}
         config = self.config(name, model, train={"steps": 1, "micro_batch": 2, "dtype": dtype}, parallel=parallel)
         self.train(config, layout)
+        if offload == "nvme":
+            self.assertEqual(self.steps(self.dir / name)[1]["memory_bytes"]["optimizer"], 0)
         return self.agrees(self.planned(config, layout), self.steps(self.dir / name)[1]["memory_bytes"], name)
 
     def test_PlannedMemoryIsMeasured(self):  # timeout=200
@@ -47,6 +50,10 @@ class MemoryAccountsTestCase(RunTestCase):
         worst = max(abs(self.compare((GPT, LLAMA)[i % 2], layout, TYPES[i % 3], RECOMPUTE[i // 2 % 3]))
                     for i, layout in enumerate(LAYOUTS))
         print(f"activations within {100 * worst:.1f} %")
+
+    def test_PlannedMemoryIsMeasuredWithOffload(self):  # timeout=200
+        for layout, dtype in (("t1", "bf16"), ("t2d2z2 sp", "fp32"), ("d2z3", "fp16"), ("p2", "fp32")):
+            self.compare(GPT, layout, dtype, "none", "nvme")
 
     def test_PlannedMemoryIsMeasuredInEveryCombination(self):  # long
         errors = [abs(self.compare(*case)) for case in itertools.product((GPT, LLAMA), LAYOUTS, TYPES, RECOMPUTE)]

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "ckpt/error.h"
+#include "trainer/offload_windows.h"
 
 namespace shardwright::trainer {
 namespace {
@@ -74,6 +75,22 @@ TEST(MemoryNeed, CountsWhatThePlannerCounts) {
     for (int rank = 0; rank < layout.ranks(); ++rank)
       expected += static_cast<double>(memory_of_rank(spec, layout, rank, shape).total());
     EXPECT_DOUBLE_EQ(least_memory(spec, layout, shape), expected) << recompute;
+  }
+}
+
+TEST(MemoryNeed, OffloadedStateNeedsNone) {
+  const reshard::ModelSpec spec = model(512, 97);
+  const reshard::Layout layout;
+  for (const char* dtype : {"fp32", "bf16"}) {
+    TrainingShape shape = shape_of(spec, 3, dtype);
+    const MemoryBytes with = memory_of_rank(spec, layout, 0, shape);
+    shape.offload = true;
+    const MemoryBytes without = memory_of_rank(spec, layout, 0, shape);
+    EXPECT_EQ(without.optimizer, 0u);
+    const ParameterMemory memory = parameter_memory(spec, layout, 0, element_type_named(dtype));
+    EXPECT_EQ(without.buffers - with.buffers, offload_buffer_bytes(memory));
+    EXPECT_EQ(without.param + without.grad + without.activation, with.param + with.grad + with.activation);
+    EXPECT_LT(least_memory(spec, layout, shape), 0.7 * static_cast<double>(with.total()));
   }
 }
 
