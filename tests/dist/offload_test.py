@@ -81,6 +81,32 @@ class OffloadTestCase(RunTestCase):
             self.assert_losses(self.losses(self.dir / "whole"), self.losses(directory), 0, point)
             self.assertEqual([p.name for p in directory.iterdir() if "offload" in p.name], [])
 
+    def test_OffloadGoesBackToACheckpoint(self):  # timeout=200
+        """A loss that is not finite at step 5: both go back to step 4, pass the batch over and go on alike."""
+        config = self.config("run", TINY, train={"steps": 7, "dtype": "bf16"}, checkpoint={"every": 2}, health={"on_nonfinite": "rollback"})
+        for kind in ("none", "nvme"):
+            self.train(config, "d2z1", "--set", f"run.dir={self.dir / kind}", "--set", f"parallel.offload={kind}",
+                       env={"SHARDWRIGHT_FAULT": "step.loss:step=5:nth=1=nan"})
+            self.assertEqual(len(self.events(self.dir / kind, "rolled_back")), 1)
+        self.assert_losses(self.losses(self.dir / "none"), self.losses(self.dir / "nvme"), 0)
+        self.same_state(self.checkpoint(self.dir / "none", 7), self.checkpoint(self.dir / "nvme", 7))
+
+    def test_OffloadStartsFromWeightsAlone(self):  # timeout=200
+        config, source, _ = self.saved_run(TINY, "d2", train={"dtype": "bf16"})
+        weights = self.reshard(source, "d3z1", "weights", "--weights-only")
+        for kind in ("none", "nvme"):
+            self.train(config, "d3z1", "--set", f"run.dir={self.dir / kind}", "--set", f"parallel.offload={kind}", "--resume", weights, "--accept-changes")
+        self.assert_losses(self.losses(self.dir / "none"), self.losses(self.dir / "nvme"), 0)
+        self.same_state(self.checkpoint(self.dir / "none", 6), self.checkpoint(self.dir / "nvme", 6))
+
+    def test_NoCheckpointOfOffloadedValuesThatAreNotFinite(self):
+        """After one step of an absurd learning rate masters are infinite; the loss before it was not."""
+        config = self.config("run", TINY, train={"steps": 1, "dtype": "bf16"}, optim={"lr": 1e38, "warmup_steps": 0, "schedule": "constant", "weight_decay": 1e38},
+                             elastic={"enabled": False})
+        for kind in ("none", "nvme"):
+            result = self.train(config, "d2z1", "--set", f"run.dir={self.dir / kind}", "--set", f"parallel.offload={kind}", status=1)
+            self.assertRegex(result.stderr, "step 1: .* has a value that is not finite, so there is no checkpoint of it")
+
     def test_OffloadErrorsEndTheRun(self):  # timeout=200
         config = self.config("run", TINY, parallel={"offload": "nvme"}, elastic={"enabled": False})
         for point, action, words in (("offload.create", "enospc", "No space left"), ("offload.write:nth=3", "eio", "Input/output error"),
