@@ -205,13 +205,15 @@ def worker(*arguments):
         while not done.wait(0.05):
             peak[0] = max(peak[0], resident_bytes(process.pid))
 
-    watcher, said = threading.Thread(target=watch), []
-    errors = threading.Thread(target=lambda: said.append(process.stderr.read()))
+    # Daemons: the exception of a signal may come anywhere, and must end the script.
+    watcher, said = threading.Thread(target=watch, daemon=True), []
+    errors = threading.Thread(target=lambda: said.append(process.stderr.read()), daemon=True)
     ender = threading.Timer(LIMIT_S, os.killpg, (process.pid, signal.SIGKILL))
-    for thread in (watcher, errors, ender):
-        thread.start()
+    ender.daemon = True
     told = None
     try:
+        for thread in (watcher, errors, ender):
+            thread.start()
         for line in process.stdout:
             if line.startswith("told "):
                 done.set()
@@ -223,8 +225,8 @@ def worker(*arguments):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        watcher.join()
-        errors.join()
+    watcher.join()
+    errors.join()
     if status != 0 or told is None:
         lines = [line for line in said[0].splitlines() if line.strip()]
         raise RuntimeError(f"{arguments[0]}: ended with status {status}: {lines[-1] if lines else 'it said nothing'}")
