@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
+
 #include "ckpt/error.h"
 #include "ckpt/size_text.h"
 #include "cli/output.h"
@@ -39,18 +41,19 @@ PlannedTarget planned_target(const trainer::PlanRequest& request) {
       "plan: {}, the best of {} legal layouts of {} GPUs with {}: {:.3g} s a step by estimate ({})",
       best.layout.string(), planned.size(), request.gpus,
       ckpt::size_text(static_cast<std::uint64_t>(request.machine.memory_bytes)), best.time.total(), best.why);
-  target.json = {{"gpus", request.gpus},
-                 {"layout", best.layout.string()},
-                 {"legal", planned.size()},
-                 {"fits", best.fits},
-                 {"step_s", json_float(best.time.total())},
-                 {"memory_bytes", best.memory.total()},
-                 {"recompute", best.recompute},
-                 {"sequence_parallel", best.sequence_parallel},
-                 {"global_batch", request.shape.batch.global_batch},
-                 {"micro_batch", request.shape.batch.micro_batch},
-                 {"dtype", request.shape.dtype},
-                 {"why", best.why}};
+  const nlohmann::ordered_json json = {{"gpus", request.gpus},
+                                       {"layout", best.layout.string()},
+                                       {"legal", planned.size()},
+                                       {"fits", best.fits},
+                                       {"step_s", json_float(best.time.total())},
+                                       {"memory_bytes", best.memory.total()},
+                                       {"recompute", best.recompute},
+                                       {"sequence_parallel", best.sequence_parallel},
+                                       {"global_batch", request.shape.batch.global_batch},
+                                       {"micro_batch", request.shape.batch.micro_batch},
+                                       {"dtype", request.shape.dtype},
+                                       {"why", best.why}};
+  target.json = json.dump();
   if (!best.fits)
     target.warning = fmt::format("--gpus {}: no layout fits; {}, which needs least, {}", request.gpus,
                                  best.layout.string(), best.why);

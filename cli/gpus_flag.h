@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -14,8 +13,8 @@ namespace shardwright::cli {
 /// The layout taken, and what is said of it.
 struct PlannedTarget {
   reshard::Layout layout;
-  std::string text;  // one line
-  nlohmann::ordered_json json;
+  std::string text;     // one line
+  std::string json;     // an object
   std::string warning;  // one line; empty if it fits
 };
 

@@ -296,7 +296,7 @@ int reshard(const Arguments& arguments) {
     std::fputs(fmt::format("shardwright: warning: {}\n", warning).c_str(), stderr);
   if (json) {
     Json document = report_json(report, options.plan_only);
-    if (planned) document["plan"] = planned->json;
+    if (planned) document["plan"] = json_document(planned->json);
     print_json(document);
   } else {
     print((planned ? planned->text + "\n" : "") + text_of(report, options.plan_only));

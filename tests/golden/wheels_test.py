@@ -81,7 +81,7 @@ class WheelsTestCase(RunTestCase):
             with self.subTest(filter=what):
                 words = [f"{key}={env[key]}" for key in ("HDF5_PLUGIN_PATH", "PYTHONPATH") if key in env]
                 done = subprocess.run(test, env={**env, "SHARDWRIGHT_STOCK_PYTHON": " ".join(["env", *words, str(PYTHON)])},
-                                      timeout=60, capture_output=True, text=True)
+                                      timeout=120, capture_output=True, text=True)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("[  PASSED  ] 1 test", done.stdout)
 
