@@ -20,11 +20,14 @@ const TensorSpec* with_role(const ModelSpec& model, Role role) {
   return found == model.tensors.end() ? nullptr : &*found;
 }
 
-std::map<std::string, ckpt::Fingerprint> fingerprints_of(const ckpt::Manifest& source,
-                                                         const std::string& tensor) {
-  std::map<std::string, ckpt::Fingerprint> by_kind;
+/// What tells the values of a tensor that are kept, by kind.
+std::map<std::string, std::pair<ckpt::DType, ckpt::Fingerprint>> values_of(const ckpt::Manifest& source,
+                                                                           const std::string& tensor,
+                                                                           const Conversion& conversion) {
+  std::map<std::string, std::pair<ckpt::DType, ckpt::Fingerprint>> by_kind;
   for (const ckpt::StateEntry& state : source.states)
-    if (source.tensors[state.tensor].name == tensor) by_kind[state.kind] = state.fingerprint;
+    if (source.tensors[state.tensor].name == tensor && (!conversion.weights_only || state.kind == kParam))
+      by_kind[state.kind] = {state.dtype, state.fingerprint};
   return by_kind;
 }
 
@@ -88,17 +91,19 @@ void check_tie(const ckpt::Manifest& source, const ModelSpec& model, const Conve
   if (conversion.tie != Tie::tie) return;
   const std::string& embeddings = with_role(model, Role::embed_tokens)->name;
   const std::string& head = with_role(model, Role::lm_head)->name;
-  const auto of_head = fingerprints_of(source, head);
-  for (const auto& [kind, fingerprint] : fingerprints_of(source, embeddings)) {
-    if (conversion.weights_only && kind != kParam) continue;
-    const auto same = of_head.find(kind);
-    if (same == of_head.end() || same->second != fingerprint)
-      throw Error(
-          ErrorCode::mismatch,
-          fmt::format(
-              "{}: {} differs from {} in '{}', and one of them would be lost; --tie takes equal ones{}", path,
-              head, embeddings, kind, kind == kParam ? "" : ", or --weights-only"),
-          path);
+  const auto of_embeddings = values_of(source, embeddings, conversion),
+             of_head = values_of(source, head, conversion);
+  std::set<std::string> kinds;
+  for (const auto* values : {&of_embeddings, &of_head})
+    for (const auto& [kind, value] : *values) kinds.insert(kind);
+  for (const std::string& kind : kinds) {
+    const auto one = of_embeddings.find(kind), other = of_head.find(kind);
+    if (one != of_embeddings.end() && other != of_head.end() && one->second == other->second) continue;
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("{}: {} differs from {} in '{}', and one of them would be lost; --tie takes equal ones{}",
+                    path, head, embeddings, kind, kind == kParam ? "" : ", or --weights-only"),
+        path);
   }
 }
 

@@ -50,9 +50,9 @@ class ConvertedState {
  private:
   // Of kept rows. Returns the underflows.
   std::uint64_t convert(const std::byte* from, std::byte* to, std::size_t count) const;
-  // The values of a new row; empty where they are zero.
-  const std::vector<std::byte>& new_row(ckpt::ChunkCache& source) const;
-  void fill(ckpt::ChunkCache& source, const ckpt::Box& region, std::byte* dst) const;
+  // The values of each new row, in the target's type; empty where they are zero.
+  std::vector<std::byte> mean_row(ckpt::ChunkCache& source) const;
+  void fill(const std::vector<std::byte>& row, const ckpt::Box& region, std::byte* dst) const;
   bool has_new_rows() const { return !shape_.empty() && shape_[0] > kept_rows_; }
 
   std::uint32_t state_;
@@ -62,7 +62,7 @@ class ConvertedState {
   std::uint64_t kept_rows_ = 1;
   NewRows new_rows_;
   mutable std::once_flag once_;
-  mutable std::vector<std::byte> new_row_;  // in the target's type
+  mutable std::vector<std::byte> new_row_;  // mean_row(), found by who first needs it
 };
 
 /// A Source of `box` of a converted state.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "ckpt/error.h"
@@ -100,15 +101,21 @@ Comparison compare(const ckpt::Manifest& stored, const std::string& path, const 
 }
 
 void check_types(const ckpt::Manifest& stored, const std::string& path, bool weights_only) {
-  for (const ckpt::StateEntry& state : stored.states) {
-    if (state.dtype == ckpt::DType::f32 || (weights_only && state.kind != reshard::kParam)) continue;
-    throw Error(
-        ErrorCode::mismatch,
-        fmt::format("{0}: its {1} is {2}, and training goes on from f32; `shardwright reshard {0} DST --cast "
-                    "{1}=fp32` makes one",
-                    path, state.kind, ckpt::name(state.dtype)),
-        path);
+  std::map<std::string, std::string_view> others;  // types by kind
+  for (const ckpt::StateEntry& state : stored.states)
+    if (state.dtype != ckpt::DType::f32 && (!weights_only || state.kind == reshard::kParam))
+      others.emplace(state.kind, ckpt::name(state.dtype));
+  if (others.empty()) return;
+  std::vector<std::string> found, casts;
+  for (const auto& [kind, type] : others) {
+    found.push_back(fmt::format("{} is {}", kind, type));
+    casts.push_back(fmt::format("--cast {}=fp32", kind));
   }
+  throw Error(
+      ErrorCode::mismatch,
+      fmt::format("{0}: its {1}, and training goes on from f32; `shardwright reshard {0} DST {2}` makes one",
+                  path, fmt::join(found, " and its "), fmt::join(casts, " ")),
+      path);
 }
 
 void refuse_changes(const Comparison& comparison, const std::string& path) {

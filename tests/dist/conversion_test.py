@@ -95,6 +95,9 @@ class ConversionTestCase(RunTestCase):
             self.bits(after[HEAD, kind], before[EMBEDDINGS, kind], kind)
         tied, _ = self.converted(untied, "d3z2", "--tie")
         self.same_state(source, tied)
+        # So does another vocabulary with it: new rows are made of equal ones.
+        larger, _ = self.converted(untied, "d3z2", "--tie", "--vocab", 113, name="larger")
+        self.same_state(larger, self.converted(source, "t2d5z1", "--vocab", 113, name="as-large")[0])
         self.go_on(config, "d3z2", tied, expected, name="tied")
         # The first loss is the tied model's; then each part goes its own way, and can no longer be tied.
         run_dir = self.dir / "untied"
@@ -111,7 +114,7 @@ class ConversionTestCase(RunTestCase):
     def test_CastsRoundOnceAndAreSaid(self):  # timeout=120
         config, source, expected = self.saved(L1, "t1d3z1")
         before = values(source)
-        flags = ["--cast", "exp_avg=bf16", "--cast", "exp_avg_sq=bf16"]
+        flags = ["--cast", "exp_avg=bf16", "--cast", "exp_avg_sq=bf16", "--paranoid"]
         cast, report = self.converted(source, "t4p3d1z0", *flags, name="cast")
         self.assertEqual(report["proof"], {"kind": "cast", "tensors": len(before), "ok": True})
         self.assertEqual(report["conversions"], ["exp_avg cast from f32 to bf16", "exp_avg_sq cast from f32 to bf16"])
@@ -123,7 +126,10 @@ class ConversionTestCase(RunTestCase):
         self.assertIn("exp_avg: dtype differs: f32 against bf16", result.stdout)
         # Training keeps fp32 moments: it refuses others with what makes them so, and goes on from those.
         result = self.fails(2, "train", config, "--resume", cast, "--set", f"run.dir={self.dir / 'refused'}")
-        self.assertIn("its exp_avg is bf16, and training goes on from f32; `shardwright reshard", result.stderr)
+        self.assertIn("its exp_avg is bf16 and its exp_avg_sq is bf16, and training goes on from f32; `shardwright reshard", result.stderr)
+        self.assertIn("DST --cast exp_avg=fp32 --cast exp_avg_sq=fp32` makes one", result.stderr)
+        kinds = self.ok("inspect", cast, "--tensors", "--json").json()["tensors"][0]["kinds"]
+        self.assertEqual({k["kind"]: k["dtype"] for k in kinds}, {"param": "f32", "exp_avg": "bf16", "exp_avg_sq": "bf16"})
         wide, report = self.converted(cast, "t1d5z1", "--cast", "exp_avg=fp32", "--cast", "exp_avg_sq=f32", name="wide")
         again = values(wide)
         for (tensor, kind), new in after.items():
@@ -203,6 +209,10 @@ class ConversionTestCase(RunTestCase):
         # The same one would take up what it left.
         parts = [p for d in target.parent.glob("*.tmp-*") for p in d.glob("*.part")]
         self.assertTrue(parts)
+        attempts = {path.name for path in target.parent.glob("*.tmp-*")}
+        self.assertEqual(run(*words, "--vocab", 211, env={"SHARDWRIGHT_FAULT": "part.rename:rank=4=kill"}).status, -9)
+        attempts |= {path.name for path in target.parent.glob("*.tmp-*")}
+        self.assertEqual(len(attempts), 2)
         report = self.ok(*words, "--cast", "exp_avg=fp64").json()
         self.assertEqual(report["shards_kept"], 0)
         after = values(target)
