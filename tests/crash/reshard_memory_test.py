@@ -31,8 +31,8 @@ class ReshardMemoryTestCase(RunTestCase):
                                  prefix=("prlimit", f"--data={limit}")).json()
                 self.assertTrue(report["proof"]["ok"])
                 self.assertLess(report["peak_rss_bytes"], limit, (layout, memory))
-                if flags:  # what is changed is read once more for the proof, and the embeddings for the mean of their rows
-                    self.assertLess(report["read_bytes"], 2.5 * report["needed_bytes"], (layout, memory))
+                if flags:  # what is changed is read once more for the proof, and embeddings twice more for the mean of their rows
+                    self.assertLess(report["read_bytes"], 3 * report["needed_bytes"], (layout, memory))
                 else:
                     self.assertEqual(report["read_bytes"], report["needed_bytes"], (layout, memory))
                 shutil.rmtree(self.dir / "target")
